@@ -1,0 +1,42 @@
+# flotilla_room(<name> SOURCES ... [LINKS ...] [PRIVATE_LINKS ...] [TORCH])
+# One static library a folder of src/. LINKS is the rule of who may include whom: tests/base/include_table_test.py
+# compares it and the #include lines with docs/architecture.md's table. TORCH: the room has tensors, so it gets
+# LibTorch and the precompiled ATen header.
+function(flotilla_room name)
+  cmake_parse_arguments(ARG "TORCH" "" "SOURCES;LINKS;PRIVATE_LINKS" ${ARGN})
+  add_library(flotilla_${name} STATIC ${ARG_SOURCES})
+  add_library(flotilla::${name} ALIAS flotilla_${name})
+  target_include_directories(flotilla_${name} PUBLIC ${PROJECT_SOURCE_DIR}/src)
+  list(TRANSFORM ARG_LINKS REPLACE "^([a-z_]+)$" "flotilla::\\1")
+  target_link_libraries(flotilla_${name} PUBLIC ${ARG_LINKS} PRIVATE ${ARG_PRIVATE_LINKS} flotilla_flags)
+  if(ARG_TORCH)
+    target_link_libraries(flotilla_${name} PUBLIC flotilla::torch)
+    target_precompile_headers(flotilla_${name} REUSE_FROM flotilla_pch)
+  endif()
+endfunction()
+
+# flotilla_test(<name> SOURCES ... LINKS ... [LABEL unit|golden|slow|gpu])
+# One GoogleTest program; its cases appear one by one in CTest.
+function(flotilla_test name)
+  cmake_parse_arguments(ARG "NO_TORCH" "LABEL;TIMEOUT" "SOURCES;LINKS" ${ARGN})
+  if(NOT ARG_LABEL)
+    set(ARG_LABEL unit)
+  endif()
+  if(NOT ARG_TIMEOUT)
+    set(ARG_TIMEOUT 300)
+  endif()
+  add_executable(${name} ${ARG_SOURCES})
+  list(TRANSFORM ARG_LINKS REPLACE "^([a-z_]+)$" "flotilla::\\1")
+  target_link_libraries(${name} PRIVATE ${ARG_LINKS} GTest::gtest flotilla_flags)
+  if(ARG_NO_TORCH)
+    target_link_libraries(${name} PRIVATE GTest::gtest_main)
+  else()
+    target_link_libraries(${name} PRIVATE flotilla::test_support)
+    target_precompile_headers(${name} REUSE_FROM flotilla_pch)
+  endif()
+  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
+  target_compile_definitions(${name} PRIVATE
+    FLOTILLA_SOURCE_DIR="${PROJECT_SOURCE_DIR}" FLOTILLA_BINARY_DIR="${PROJECT_BINARY_DIR}")
+  gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 120
+    PROPERTIES LABELS ${ARG_LABEL} TIMEOUT ${ARG_TIMEOUT})
+endfunction()

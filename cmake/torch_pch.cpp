@@ -1,0 +1,1 @@
+// Only carries the precompiled header (cmake/torch_pch.h).

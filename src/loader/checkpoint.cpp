@@ -1,0 +1,203 @@
+#include "loader/checkpoint.h"
+
+#include <ATen/ATen.h>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <set>
+
+#include "base/error.h"
+#include "base/text.h"
+
+namespace flotilla::loader {
+namespace fs = std::filesystem;
+namespace {
+
+// Size of the bounce buffer of a converting read.
+constexpr int64_t kBlockBytes = 8 << 20;
+
+void read_exactly(int fd, const fs::path& path, char* out, int64_t bytes, int64_t offset) {
+  while (bytes > 0) {
+    const ssize_t got = ::pread(fd, out, static_cast<size_t>(std::min<int64_t>(bytes, 1 << 30)), offset);
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) {
+      fail(ErrorKind::input, fmt::format("reading \"{}\" failed at byte {}: {}", path.string(), offset,
+                                         got == 0 ? "the file has become shorter" : std::strerror(errno)));
+    }
+    out += got;
+    offset += got;
+    bytes -= got;
+  }
+}
+
+uint64_t fnv1a(uint64_t hash, std::string_view bytes) {
+  for (const char byte : bytes) hash = (hash ^ static_cast<unsigned char>(byte)) * 0x100000001b3ULL;
+  return hash;
+}
+
+std::set<std::string> shards_of_index(const fs::path& index_path) {
+  std::ifstream in(index_path);
+  const auto index = nlohmann::json::parse(in, nullptr, false);
+  if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object()) {
+    fail(ErrorKind::input, fmt::format("\"{}\" has no \"weight_map\"", index_path.string()));
+  }
+  std::set<std::string> shards;
+  for (const auto& [name, shard] : index["weight_map"].items()) {
+    const std::string file = shard.is_string() ? shard.get<std::string>() : std::string();
+    // A shard lies in the folder itself; anything else would let the index name files elsewhere.
+    if (file.empty() || fs::path(file).filename() != file) {
+      fail(ErrorKind::input, fmt::format("\"{}\" names the shard \"{}\", which is not a plain file name",
+                                         index_path.string(), excerpt(file)));
+    }
+    shards.insert(file);
+  }
+  return shards;
+}
+
+}  // namespace
+
+struct Checkpoint::File {
+  fs::path path;
+  SafetensorsHeader header;
+  int fd = -1;
+  std::atomic<int64_t> bytes_read{0};
+  ~File() {
+    if (fd >= 0) ::close(fd);
+  }
+};
+
+Checkpoint::Checkpoint(fs::path path) : path_(std::move(path)) {}
+Checkpoint::~Checkpoint() = default;
+
+void Checkpoint::add_file(const fs::path& path) {
+  auto file = std::make_unique<File>();
+  file->path = path;
+  file->header = read_safetensors_header(path);
+  file->fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (file->fd < 0) {
+    fail(ErrorKind::input, fmt::format("cannot open \"{}\": {}", path.string(), std::strerror(errno)));
+  }
+  for (const auto& [name, info] : file->header.tensors) {
+    if (!tensors_.emplace(name, info).second) {
+      fail(ErrorKind::input, fmt::format("tensor \"{}\" is in two shards of \"{}\"", name, path_.string()));
+    }
+    file_of_.emplace(name, files_.size());
+  }
+  files_.push_back(std::move(file));
+}
+
+std::shared_ptr<const Checkpoint> Checkpoint::open(const fs::path& path) {
+  std::shared_ptr<Checkpoint> checkpoint(new Checkpoint(path));
+  std::error_code code;
+  if (!fs::is_directory(path, code)) {
+    checkpoint->add_file(path);
+    return checkpoint;
+  }
+  const fs::path index = path / "model.safetensors.index.json";
+  if (fs::exists(index, code)) {
+    for (const auto& shard : shards_of_index(index)) checkpoint->add_file(path / shard);
+  } else if (fs::exists(path / "model.safetensors", code)) {
+    checkpoint->add_file(path / "model.safetensors");
+  } else {
+    fail(ErrorKind::input, fmt::format("folder \"{}\" has neither model.safetensors nor "
+                                       "model.safetensors.index.json", path.string()));
+  }
+  return checkpoint;
+}
+
+bool Checkpoint::has_prefix(const std::string& prefix) const {
+  const auto at = tensors_.lower_bound(prefix);
+  return at != tensors_.end() && at->first.starts_with(prefix);
+}
+
+const std::string* Checkpoint::metadata(const std::string& key) const {
+  for (const auto& file : files_) {
+    const auto at = file->header.metadata.find(key);
+    if (at != file->header.metadata.end()) return &at->second;
+  }
+  return nullptr;
+}
+
+const nlohmann::json& Checkpoint::config() const {
+  if (!config_) {
+    const std::string* text = metadata("config");
+    if (text == nullptr) {
+      fail(ErrorKind::input, fmt::format("\"{}\" has no \"config\" in its metadata; is it an official LTX-2 file?",
+                                         path_.string()));
+    }
+    auto parsed = nlohmann::json::parse(*text, nullptr, false);
+    if (!parsed.is_object()) {
+      fail(ErrorKind::input, fmt::format("the metadata \"config\" of \"{}\" is not a JSON object", path_.string()));
+    }
+    config_ = std::make_unique<nlohmann::json>(std::move(parsed));
+  }
+  return *config_;
+}
+
+std::string Checkpoint::model_version() const {
+  const std::string* text = metadata("model_version");
+  return text == nullptr ? std::string() : *text;
+}
+
+std::string Checkpoint::digest() const {
+  uint64_t hash = 0xcbf29ce484222325ULL;
+  for (const auto& file : files_) {
+    hash = fnv1a(hash, fmt::format("{}/{}", file->header.file_bytes, file->header.header_bytes));
+    for (const auto& [key, value] : file->header.metadata) hash = fnv1a(hash, key + "=" + value);
+    for (const auto& [name, info] : file->header.tensors) {
+      hash = fnv1a(hash, fmt::format("{}{}{}:{}", name, shape_text(info.shape), c10::toString(info.dtype), info.begin));
+    }
+  }
+  return fmt::format("{:016x}", hash);
+}
+
+int64_t Checkpoint::file_bytes() const {
+  int64_t bytes = 0;
+  for (const auto& file : files_) bytes += file->header.file_bytes;
+  return bytes;
+}
+
+int64_t Checkpoint::bytes_read() const {
+  int64_t bytes = 0;
+  for (const auto& file : files_) bytes += file->bytes_read.load();
+  return bytes;
+}
+
+void Checkpoint::read_into(const std::string& name, const at::Tensor& out) const {
+  const TensorInfo& info = tensors_.at(name);
+  File& file = *files_[file_of_.at(name)];
+  FLOTILLA_ASSERT(out.is_contiguous() && out.device().is_cpu() && out.numel() == info.numel());
+  file.bytes_read += info.bytes();
+  if (out.scalar_type() == info.dtype) {
+    read_exactly(file.fd, file.path, static_cast<char*>(out.data_ptr()), info.bytes(), info.begin);
+    return;
+  }
+  const int64_t element = static_cast<int64_t>(c10::elementSize(info.dtype));
+  const int64_t block = kBlockBytes / element;
+  const at::Tensor buffer = at::empty({std::min(block, info.numel())}, at::TensorOptions(info.dtype));
+  const at::Tensor flat = out.view({-1});
+  for (int64_t at = 0; at < info.numel(); at += block) {
+    const int64_t count = std::min(block, info.numel() - at);
+    read_exactly(file.fd, file.path, static_cast<char*>(buffer.data_ptr()), count * element,
+                 info.begin + at * element);
+    flat.narrow(0, at, count).copy_(buffer.narrow(0, 0, count));
+  }
+}
+
+at::Tensor Checkpoint::read(const std::string& name) const {
+  const auto at = tensors_.find(name);
+  if (at == tensors_.end()) {
+    fail(ErrorKind::input, fmt::format("\"{}\" has no tensor \"{}\"", path_.string(), name));
+  }
+  at::Tensor out = at::empty(at->second.shape, at::TensorOptions(at->second.dtype));
+  read_into(name, out);
+  return out;
+}
+
+}  // namespace flotilla::loader

@@ -1,0 +1,63 @@
+// A checkpoint: one safetensors file, or the shards of one (Hugging Face index), as one set of names.
+// Opening reads headers only. Reading is positional (pread), so it is thread-safe and needs no mapping.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "loader/safetensors.h"
+
+namespace flotilla::loader {
+
+class Checkpoint {
+ public:
+  // `path`: a .safetensors file, or a folder with model.safetensors or model.safetensors.index.json
+  // and its shards. Errors (ErrorKind::input): see read_safetensors_header; a missing shard; a name
+  // that two shards hold.
+  static std::shared_ptr<const Checkpoint> open(const std::filesystem::path& path);
+  ~Checkpoint();
+  Checkpoint(const Checkpoint&) = delete;
+  Checkpoint& operator=(const Checkpoint&) = delete;
+
+  const std::filesystem::path& path() const { return path_; }
+  const std::map<std::string, TensorInfo>& tensors() const { return tensors_; }
+  bool has(const std::string& name) const { return tensors_.contains(name); }
+  // Whether any tensor's name starts with `prefix`.
+  bool has_prefix(const std::string& prefix) const;
+  // nullptr when absent.
+  const std::string* metadata(const std::string& key) const;
+  // The JSON of metadata "config". Errors (ErrorKind::input): absent, or not JSON.
+  const nlohmann::json& config() const;
+  // "2.3.0", or "" when the file has none.
+  std::string model_version() const;
+  // Digest (hex) of headers and sizes: identifies the file without reading the weights.
+  std::string digest() const;
+  int64_t file_bytes() const;
+  // Weight bytes read so far through this object (headers not counted).
+  int64_t bytes_read() const;
+
+  // Reads rows [0, all) of `name` into `out`, a contiguous CPU tensor of the tensor's shape and any
+  // floating dtype; converts block by block, without a second full copy.
+  void read_into(const std::string& name, const at::Tensor& out) const;
+  // Reads a whole tensor in its stored dtype, on the CPU.
+  at::Tensor read(const std::string& name) const;
+
+ private:
+  struct File;
+  explicit Checkpoint(std::filesystem::path path);
+  void add_file(const std::filesystem::path& path);
+
+  std::filesystem::path path_;
+  std::vector<std::unique_ptr<File>> files_;
+  std::map<std::string, TensorInfo> tensors_;
+  std::map<std::string, size_t> file_of_;
+  mutable std::unique_ptr<nlohmann::json> config_;
+};
+
+}  // namespace flotilla::loader

@@ -1,0 +1,38 @@
+// The safetensors file format: an 8-byte little-endian header length, a JSON header, the data.
+// Files are data from strangers: the header is checked against the file before anything is read.
+// Tensors may lie on any byte. Next: checkpoint.h (one or several files as one set of names).
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace flotilla::loader {
+
+struct TensorInfo {
+  at::ScalarType dtype;
+  std::vector<int64_t> shape;
+  int64_t begin = 0;  // byte offsets from the start of the file
+  int64_t end = 0;
+
+  int64_t bytes() const { return end - begin; }
+  int64_t numel() const;
+};
+
+struct SafetensorsHeader {
+  std::map<std::string, TensorInfo> tensors;
+  std::map<std::string, std::string> metadata;
+  int64_t header_bytes = 0;  // length prefix included
+  int64_t file_bytes = 0;
+};
+
+// Reads and checks the header. Checked: length prefix, JSON, known dtypes, shapes times size equal
+// to the byte range, ranges inside the file, without overlap or holes.
+// Errors (ErrorKind::input, the file named): all of that; a Git-LFS pointer is recognised by name.
+SafetensorsHeader read_safetensors_header(const std::filesystem::path& path);
+
+}  // namespace flotilla::loader
