@@ -14,12 +14,17 @@ struct KindRow {
 };
 
 constexpr std::array kKinds = {
-    KindRow{ErrorKind::internal, "internal", 1},   KindRow{ErrorKind::usage, "usage", 2},
-    KindRow{ErrorKind::config, "config", 2},       KindRow{ErrorKind::input, "input", 3},
-    KindRow{ErrorKind::machine, "machine", 4},     KindRow{ErrorKind::memory, "memory", 5},
+    KindRow{ErrorKind::internal, "internal", 1},
+    KindRow{ErrorKind::usage, "usage", 2},
+    KindRow{ErrorKind::config, "config", 2},
+    KindRow{ErrorKind::input, "input", 3},
+    KindRow{ErrorKind::machine, "machine", 4},
+    KindRow{ErrorKind::memory, "memory", 5},
     KindRow{ErrorKind::communication, "communication", 6},
-    KindRow{ErrorKind::non_finite, "non-finite", 7}, KindRow{ErrorKind::output, "output", 8},
-    KindRow{ErrorKind::failed_jobs, "failed jobs", 9}, KindRow{ErrorKind::stopped, "stopped", 75},
+    KindRow{ErrorKind::non_finite, "non-finite", 7},
+    KindRow{ErrorKind::output, "output", 8},
+    KindRow{ErrorKind::failed_jobs, "failed jobs", 9},
+    KindRow{ErrorKind::stopped, "stopped", 75},
 };
 
 const KindRow& row_of(ErrorKind kind) noexcept {

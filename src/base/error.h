@@ -77,5 +77,7 @@ decltype(auto) with_context(std::string_view context, Body&& body) {
 
 }  // namespace flotilla
 
-// Broken invariants in code of ours, also in release builds; the text of the expression is the message.
-#define FLOTILLA_ASSERT(condition) ::flotilla::check_internal(static_cast<bool>(condition), #condition)
+// Broken invariants in code of ours, also in release builds; the text of the expression is the
+// message.
+#define FLOTILLA_ASSERT(condition) \
+  ::flotilla::check_internal(static_cast<bool>(condition), #condition)

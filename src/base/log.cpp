@@ -22,10 +22,14 @@ State& state() {
 
 std::string_view name_of(Level level) {
   switch (level) {
-    case Level::debug: return "debug ";
-    case Level::warn: return "WARNING ";
-    case Level::error: return "ERROR ";
-    default: return "";
+    case Level::debug:
+      return "debug ";
+    case Level::warn:
+      return "WARNING ";
+    case Level::error:
+      return "ERROR ";
+    default:
+      return "";
   }
 }
 
@@ -47,9 +51,10 @@ bool enabled(Level level) {
 void write(Level level, std::string_view room, std::string_view text) {
   State& log = state();
   const std::lock_guard lock(log.mutex);
-  const std::string who = log.settings.world_size > 1
-                              ? fmt::format(" rank {}/{}", log.settings.rank, log.settings.world_size)
-                              : std::string();
+  const std::string who =
+      log.settings.world_size > 1
+          ? fmt::format(" rank {}/{}", log.settings.rank, log.settings.world_size)
+          : std::string();
   const std::string line =
       fmt::format("[{:9.3f}{}] {}{}: {}\n", elapsed_s(), who, name_of(level), room, text);
   std::fwrite(line.data(), 1, line.size(), stderr);

@@ -27,19 +27,23 @@ void write(Level level, std::string_view room, std::string_view text);
 
 template <typename... Args>
 void debug(std::string_view room, fmt::format_string<Args...> format, Args&&... args) {
-  if (enabled(Level::debug)) write(Level::debug, room, fmt::format(format, std::forward<Args>(args)...));
+  if (enabled(Level::debug))
+    write(Level::debug, room, fmt::format(format, std::forward<Args>(args)...));
 }
 template <typename... Args>
 void info(std::string_view room, fmt::format_string<Args...> format, Args&&... args) {
-  if (enabled(Level::info)) write(Level::info, room, fmt::format(format, std::forward<Args>(args)...));
+  if (enabled(Level::info))
+    write(Level::info, room, fmt::format(format, std::forward<Args>(args)...));
 }
 template <typename... Args>
 void warn(std::string_view room, fmt::format_string<Args...> format, Args&&... args) {
-  if (enabled(Level::warn)) write(Level::warn, room, fmt::format(format, std::forward<Args>(args)...));
+  if (enabled(Level::warn))
+    write(Level::warn, room, fmt::format(format, std::forward<Args>(args)...));
 }
 template <typename... Args>
 void error(std::string_view room, fmt::format_string<Args...> format, Args&&... args) {
-  if (enabled(Level::error)) write(Level::error, room, fmt::format(format, std::forward<Args>(args)...));
+  if (enabled(Level::error))
+    write(Level::error, room, fmt::format(format, std::forward<Args>(args)...));
 }
 
 }  // namespace flotilla::log

@@ -53,10 +53,9 @@ void Progress::update(int64_t done) {
 void Progress::draw(int64_t done, bool last) {
   const double elapsed = elapsed_s();
   const std::string eta =
-      last || done == 0
-          ? human_duration(elapsed)
-          : fmt::format("ETA {}", human_duration(elapsed / static_cast<double>(done) *
-                                                 static_cast<double>(total_ - done)));
+      last || done == 0 ? human_duration(elapsed)
+                        : fmt::format("ETA {}", human_duration(elapsed / static_cast<double>(done) *
+                                                               static_cast<double>(total_ - done)));
   if (!terminal_) {
     log::info("progress", "{} {}/{} ({})", title_, done, total_, eta);
     return;

@@ -21,7 +21,8 @@ fs::path folder_of(const fs::path& path) {
 }
 
 [[noreturn]] void fail_errno(const fs::path& path, std::string_view action) {
-  fail(ErrorKind::output, fmt::format("cannot {} \"{}\": {}", action, path.string(), std::strerror(errno)));
+  fail(ErrorKind::output,
+       fmt::format("cannot {} \"{}\": {}", action, path.string(), std::strerror(errno)));
 }
 
 void sync_path(const fs::path& path, int flags) {
@@ -41,20 +42,22 @@ fs::path make_temporary(const fs::path& path) {
   static std::atomic<int> counter{0};
   // The stem is cut so that a final name of 255 bytes, the most a file system takes, still works.
   const std::string stem = path.stem().string().substr(0, 160);
-  return folder_of(path) / fmt::format(".{}.{}-{}.tmp{}", stem, ::getpid(), counter++,
-                                       path.extension().string());
+  return folder_of(path) /
+         fmt::format(".{}.{}-{}.tmp{}", stem, ::getpid(), counter++, path.extension().string());
 }
 
 void check_target(const fs::path& path, bool overwrite) {
   std::error_code code;
   const auto status = fs::status(path, code);
   if (fs::is_directory(status)) {
-    fail(ErrorKind::output, fmt::format("output \"{}\" is a folder; give a file name", path.string()));
+    fail(ErrorKind::output,
+         fmt::format("output \"{}\" is a folder; give a file name", path.string()));
   }
   if (fs::exists(status) && !overwrite) {
     fail(ErrorKind::output,
-         fmt::format("output \"{}\" exists; use --overwrite (or output.overwrite: true), or another name",
-                     path.string()));
+         fmt::format(
+             "output \"{}\" exists; use --overwrite (or output.overwrite: true), or another name",
+             path.string()));
   }
 }
 
@@ -88,8 +91,9 @@ void PendingFile::commit() {
     // link() refuses an existing name, so a file that appeared meanwhile is not lost.
     if (::link(temporary_.c_str(), final_.c_str()) != 0) {
       if (errno == EEXIST) {
-        fail(ErrorKind::output, fmt::format("output \"{}\" appeared while the job ran; the new file was dropped",
-                                            final_.string()));
+        fail(ErrorKind::output,
+             fmt::format("output \"{}\" appeared while the job ran; the new file was dropped",
+                         final_.string()));
       }
       // File systems without hard links.
       if (::rename(temporary_.c_str(), final_.c_str()) != 0) fail_errno(final_, "rename to");

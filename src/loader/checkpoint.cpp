@@ -24,11 +24,13 @@ constexpr int64_t kBlockBytes = 8 << 20;
 
 void read_exactly(int fd, const fs::path& path, char* out, int64_t bytes, int64_t offset) {
   while (bytes > 0) {
-    const ssize_t got = ::pread(fd, out, static_cast<size_t>(std::min<int64_t>(bytes, 1 << 30)), offset);
+    const ssize_t got =
+        ::pread(fd, out, static_cast<size_t>(std::min<int64_t>(bytes, 1 << 30)), offset);
     if (got < 0 && errno == EINTR) continue;
     if (got <= 0) {
-      fail(ErrorKind::input, fmt::format("reading \"{}\" failed at byte {}: {}", path.string(), offset,
-                                         got == 0 ? "the file has become shorter" : std::strerror(errno)));
+      fail(ErrorKind::input,
+           fmt::format("reading \"{}\" failed at byte {}: {}", path.string(), offset,
+                       got == 0 ? "the file has become shorter" : std::strerror(errno)));
     }
     out += got;
     offset += got;
@@ -52,8 +54,9 @@ std::set<std::string> shards_of_index(const fs::path& index_path) {
     const std::string file = shard.is_string() ? shard.get<std::string>() : std::string();
     // A shard lies in the folder itself; anything else would let the index name files elsewhere.
     if (file.empty() || fs::path(file).filename() != file) {
-      fail(ErrorKind::input, fmt::format("\"{}\" names the shard \"{}\", which is not a plain file name",
-                                         index_path.string(), excerpt(file)));
+      fail(ErrorKind::input,
+           fmt::format("\"{}\" names the shard \"{}\", which is not a plain file name",
+                       index_path.string(), excerpt(file)));
     }
     shards.insert(file);
   }
@@ -81,11 +84,13 @@ void Checkpoint::add_file(const fs::path& path) {
   file->header = read_safetensors_header(path);
   file->fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (file->fd < 0) {
-    fail(ErrorKind::input, fmt::format("cannot open \"{}\": {}", path.string(), std::strerror(errno)));
+    fail(ErrorKind::input,
+         fmt::format("cannot open \"{}\": {}", path.string(), std::strerror(errno)));
   }
   for (const auto& [name, info] : file->header.tensors) {
     if (!tensors_.emplace(name, info).second) {
-      fail(ErrorKind::input, fmt::format("tensor \"{}\" is in two shards of \"{}\"", name, path_.string()));
+      fail(ErrorKind::input,
+           fmt::format("tensor \"{}\" is in two shards of \"{}\"", name, path_.string()));
     }
     file_of_.emplace(name, files_.size());
   }
@@ -106,7 +111,8 @@ std::shared_ptr<const Checkpoint> Checkpoint::open(const fs::path& path) {
     checkpoint->add_file(path / "model.safetensors");
   } else {
     fail(ErrorKind::input, fmt::format("folder \"{}\" has neither model.safetensors nor "
-                                       "model.safetensors.index.json", path.string()));
+                                       "model.safetensors.index.json",
+                                       path.string()));
   }
   return checkpoint;
 }
@@ -128,12 +134,14 @@ const nlohmann::json& Checkpoint::config() const {
   if (!config_) {
     const std::string* text = metadata("config");
     if (text == nullptr) {
-      fail(ErrorKind::input, fmt::format("\"{}\" has no \"config\" in its metadata; is it an official LTX-2 file?",
-                                         path_.string()));
+      fail(ErrorKind::input,
+           fmt::format("\"{}\" has no \"config\" in its metadata; is it an official LTX-2 file?",
+                       path_.string()));
     }
     auto parsed = nlohmann::json::parse(*text, nullptr, false);
     if (!parsed.is_object()) {
-      fail(ErrorKind::input, fmt::format("the metadata \"config\" of \"{}\" is not a JSON object", path_.string()));
+      fail(ErrorKind::input,
+           fmt::format("the metadata \"config\" of \"{}\" is not a JSON object", path_.string()));
     }
     config_ = std::make_unique<nlohmann::json>(std::move(parsed));
   }
@@ -151,7 +159,8 @@ std::string Checkpoint::digest() const {
     hash = fnv1a(hash, fmt::format("{}/{}", file->header.file_bytes, file->header.header_bytes));
     for (const auto& [key, value] : file->header.metadata) hash = fnv1a(hash, key + "=" + value);
     for (const auto& [name, info] : file->header.tensors) {
-      hash = fnv1a(hash, fmt::format("{}{}{}:{}", name, shape_text(info.shape), c10::toString(info.dtype), info.begin));
+      hash = fnv1a(hash, fmt::format("{}{}{}:{}", name, shape_text(info.shape),
+                                     c10::toString(info.dtype), info.begin));
     }
   }
   return fmt::format("{:016x}", hash);
@@ -180,7 +189,8 @@ void Checkpoint::read_into(const std::string& name, const at::Tensor& out) const
   }
   const int64_t element = static_cast<int64_t>(c10::elementSize(info.dtype));
   const int64_t block = kBlockBytes / element;
-  const at::Tensor buffer = at::empty({std::min(block, info.numel())}, at::TensorOptions(info.dtype));
+  const at::Tensor buffer =
+      at::empty({std::min(block, info.numel())}, at::TensorOptions(info.dtype));
   const at::Tensor flat = out.view({-1});
   for (int64_t at = 0; at < info.numel(); at += block) {
     const int64_t count = std::min(block, info.numel() - at);

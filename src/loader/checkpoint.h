@@ -1,5 +1,6 @@
-// A checkpoint: one safetensors file, or the shards of one (Hugging Face index), as one set of names.
-// Opening reads headers only. Reading is positional (pread), so it is thread-safe and needs no mapping.
+// A checkpoint: one safetensors file, or the shards of one (Hugging Face index), as one set of
+// names. Opening reads headers only. Reading is positional (pread), so it is thread-safe and needs
+// no mapping.
 #pragma once
 
 #include <ATen/core/Tensor.h>

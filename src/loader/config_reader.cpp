@@ -18,7 +18,8 @@ ConfigReader ConfigReader::object(const std::string& key) const {
 }
 
 void ConfigReader::fail_value(const std::string& key, const std::string& rule) const {
-  fail(ErrorKind::input, fmt::format("{}: \"{}\": {} {}", where_, key, excerpt(object_->at(key).dump()), rule));
+  fail(ErrorKind::input,
+       fmt::format("{}: \"{}\": {} {}", where_, key, excerpt(object_->at(key).dump()), rule));
 }
 
 }  // namespace flotilla::loader

@@ -26,13 +26,23 @@ struct DtypeName {
   at::ScalarType type;
 };
 constexpr DtypeName kDtypes[] = {
-    {"F64", at::kDouble}, {"F32", at::kFloat},  {"F16", at::kHalf},          {"BF16", at::kBFloat16},
-    {"I64", at::kLong},   {"I32", at::kInt},    {"I16", at::kShort},         {"I8", at::kChar},
-    {"U8", at::kByte},    {"BOOL", at::kBool},  {"F8_E4M3", at::kFloat8_e4m3fn}, {"F8_E5M2", at::kFloat8_e5m2},
+    {"F64", at::kDouble},
+    {"F32", at::kFloat},
+    {"F16", at::kHalf},
+    {"BF16", at::kBFloat16},
+    {"I64", at::kLong},
+    {"I32", at::kInt},
+    {"I16", at::kShort},
+    {"I8", at::kChar},
+    {"U8", at::kByte},
+    {"BOOL", at::kBool},
+    {"F8_E4M3", at::kFloat8_e4m3fn},
+    {"F8_E5M2", at::kFloat8_e5m2},
 };
 
 [[noreturn]] void bad(const fs::path& path, std::string_view what) {
-  fail(ErrorKind::input, fmt::format("\"{}\" is not a usable safetensors file: {}", path.string(), what));
+  fail(ErrorKind::input,
+       fmt::format("\"{}\" is not a usable safetensors file: {}", path.string(), what));
 }
 
 at::ScalarType dtype_of(const std::string& name, const fs::path& path, const std::string& tensor) {
@@ -57,12 +67,13 @@ std::optional<int64_t> size_of(const json& value) {
   return static_cast<int64_t>(number);
 }
 
-TensorInfo parse_tensor(const fs::path& path, const std::string& name, const json& entry, int64_t data_start,
-                        int64_t data_bytes) {
+TensorInfo parse_tensor(const fs::path& path, const std::string& name, const json& entry,
+                        int64_t data_start, int64_t data_bytes) {
   if (!entry.is_object() || !entry.contains("dtype") || !entry["dtype"].is_string() ||
       !entry.contains("shape") || !entry["shape"].is_array() || !entry.contains("data_offsets") ||
       !entry["data_offsets"].is_array() || entry["data_offsets"].size() != 2) {
-    bad(path, fmt::format("the entry of tensor \"{}\" lacks dtype, shape or data_offsets", excerpt(name)));
+    bad(path, fmt::format("the entry of tensor \"{}\" lacks dtype, shape or data_offsets",
+                          excerpt(name)));
   }
   TensorInfo info;
   info.dtype = dtype_of(entry["dtype"].get<std::string>(), path, excerpt(name));
@@ -81,8 +92,8 @@ TensorInfo parse_tensor(const fs::path& path, const std::string& name, const jso
                           excerpt(name), data_start + data_bytes));
   }
   if (*end - *begin != bytes) {
-    bad(path, fmt::format("tensor \"{}\" of shape {} needs {} bytes, its range has {}", excerpt(name),
-                          shape_text(info.shape), bytes, *end - *begin));
+    bad(path, fmt::format("tensor \"{}\" of shape {} needs {} bytes, its range has {}",
+                          excerpt(name), shape_text(info.shape), bytes, *end - *begin));
   }
   info.begin = data_start + *begin;
   info.end = data_start + *end;
@@ -108,23 +119,29 @@ void check_ranges(const fs::path& path, const SafetensorsHeader& header) {
 std::string read_header_text(const fs::path& path, SafetensorsHeader& header) {
   std::error_code code;
   if (!fs::is_regular_file(path, code)) {
-    fail(ErrorKind::input, fmt::format("\"{}\" {}", path.string(),
-                                       fs::exists(path, code) ? "is not a file" : "does not exist"));
+    fail(ErrorKind::input,
+         fmt::format("\"{}\" {}", path.string(),
+                     fs::exists(path, code) ? "is not a file" : "does not exist"));
   }
   std::ifstream in(path, std::ios::binary);
-  if (!in) fail(ErrorKind::input, fmt::format("\"{}\" cannot be opened for reading", path.string()));
+  if (!in)
+    fail(ErrorKind::input, fmt::format("\"{}\" cannot be opened for reading", path.string()));
   header.file_bytes = static_cast<int64_t>(fs::file_size(path));
   std::string start(static_cast<size_t>(std::min<int64_t>(header.file_bytes, 64)), '\0');
   in.read(start.data(), static_cast<std::streamsize>(start.size()));
   if (start.starts_with(kLfsPointer)) {
-    fail(ErrorKind::input, fmt::format("\"{}\" is a Git-LFS pointer, not the weights; run \"git lfs pull\" or "
-                                       "download the file itself", path.string()));
+    fail(ErrorKind::input,
+         fmt::format("\"{}\" is a Git-LFS pointer, not the weights; run \"git lfs pull\" or "
+                     "download the file itself",
+                     path.string()));
   }
   if (header.file_bytes < 8) bad(path, "it is shorter than the 8-byte length prefix");
   uint64_t length = 0;
-  for (int i = 7; i >= 0; --i) length = length << 8 | static_cast<unsigned char>(start[static_cast<size_t>(i)]);
+  for (int i = 7; i >= 0; --i)
+    length = length << 8 | static_cast<unsigned char>(start[static_cast<size_t>(i)]);
   if (length > static_cast<uint64_t>(std::min(kMaxHeaderBytes, header.file_bytes - 8))) {
-    bad(path, fmt::format("its header claims {} bytes, the file has {}", length, header.file_bytes));
+    bad(path,
+        fmt::format("its header claims {} bytes, the file has {}", length, header.file_bytes));
   }
   header.header_bytes = 8 + static_cast<int64_t>(length);
   std::string text(length, '\0');
@@ -151,13 +168,14 @@ SafetensorsHeader read_safetensors_header(const fs::path& path) {
     if (name == "__metadata__") {
       if (!entry.is_object()) bad(path, "its __metadata__ is not a JSON object");
       for (const auto& [key, value] : entry.items()) {
-        if (!value.is_string()) bad(path, fmt::format("its metadata \"{}\" is not a string", excerpt(key)));
+        if (!value.is_string())
+          bad(path, fmt::format("its metadata \"{}\" is not a string", excerpt(key)));
         header.metadata.emplace(key, value.get<std::string>());
       }
       continue;
     }
-    header.tensors.emplace(
-        name, parse_tensor(path, name, entry, header.header_bytes, header.file_bytes - header.header_bytes));
+    header.tensors.emplace(name, parse_tensor(path, name, entry, header.header_bytes,
+                                              header.file_bytes - header.header_bytes));
   }
   check_ranges(path, header);
   return header;

@@ -12,24 +12,32 @@ namespace {
 
 std::string dtype_name(at::ScalarType type) {
   switch (type) {
-    case at::kFloat: return "F32";
-    case at::kHalf: return "F16";
-    case at::kBFloat16: return "BF16";
-    case at::kFloat8_e4m3fn: return "F8_E4M3";
-    default: fail(ErrorKind::internal, fmt::format("no safetensors name for {}", c10::toString(type)));
+    case at::kFloat:
+      return "F32";
+    case at::kHalf:
+      return "F16";
+    case at::kBFloat16:
+      return "BF16";
+    case at::kFloat8_e4m3fn:
+      return "F8_E4M3";
+    default:
+      fail(ErrorKind::internal, fmt::format("no safetensors name for {}", c10::toString(type)));
   }
 }
 
 }  // namespace
 
-void write_sparse_checkpoint(const std::filesystem::path& path, const std::map<std::string, TensorInfo>& tensors,
+void write_sparse_checkpoint(const std::filesystem::path& path,
+                             const std::map<std::string, TensorInfo>& tensors,
                              const std::map<std::string, std::string>& metadata) {
   nlohmann::json header = nlohmann::json::object();
   if (!metadata.empty()) header["__metadata__"] = metadata;
   int64_t at = 0;
   for (const auto& [name, info] : tensors) {
     const int64_t bytes = info.numel() * static_cast<int64_t>(c10::elementSize(info.dtype));
-    header[name] = {{"dtype", dtype_name(info.dtype)}, {"shape", info.shape}, {"data_offsets", {at, at + bytes}}};
+    header[name] = {{"dtype", dtype_name(info.dtype)},
+                    {"shape", info.shape},
+                    {"data_offsets", {at, at + bytes}}};
     at += bytes;
   }
   const std::string text = header.dump();

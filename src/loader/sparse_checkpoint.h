@@ -13,7 +13,8 @@ namespace flotilla::loader {
 
 // Writes `path` with these tensors (offsets are assigned here) and metadata.
 // Errors: ErrorKind::output.
-void write_sparse_checkpoint(const std::filesystem::path& path, const std::map<std::string, TensorInfo>& tensors,
+void write_sparse_checkpoint(const std::filesystem::path& path,
+                             const std::map<std::string, TensorInfo>& tensors,
                              const std::map<std::string, std::string>& metadata);
 
 }  // namespace flotilla::loader

@@ -12,7 +12,8 @@
 namespace flotilla::loader {
 namespace {
 
-// Every weight starts at a multiple of this, so that any vector width and any share of the arena is aligned.
+// Every weight starts at a multiple of this, so that any vector width and any share of the arena is
+// aligned.
 constexpr int64_t kAlignment = 256;
 // How many names of one kind an audit error lists before it only counts.
 constexpr size_t kMaxListed = 12;
@@ -26,8 +27,9 @@ bool starts_with_any(std::string_view text, const std::vector<std::string>& pref
 
 }  // namespace
 
-WeightArena::WeightArena(std::shared_ptr<const Checkpoint> checkpoint, std::vector<std::string> prefixes,
-                         at::ScalarType dtype, at::Device device, std::vector<std::string> ignored)
+WeightArena::WeightArena(std::shared_ptr<const Checkpoint> checkpoint,
+                         std::vector<std::string> prefixes, at::ScalarType dtype, at::Device device,
+                         std::vector<std::string> ignored)
     : checkpoint_(std::move(checkpoint)) {
   struct Place {
     int64_t offset;
@@ -39,7 +41,9 @@ WeightArena::WeightArena(std::shared_ptr<const Checkpoint> checkpoint, std::vect
   for (const auto& [name, info] : checkpoint_->tensors()) {
     const auto prefix = std::find_if(prefixes.begin(), prefixes.end(),
                                      [&](const std::string& p) { return name.starts_with(p); });
-    if (prefix == prefixes.end() || starts_with_any(std::string_view(name).substr(prefix->size()), ignored)) continue;
+    if (prefix == prefixes.end() ||
+        starts_with_any(std::string_view(name).substr(prefix->size()), ignored))
+      continue;
     const at::ScalarType stored_as = at::isFloatingType(info.dtype) ? dtype : info.dtype;
     const int64_t bytes = info.numel() * static_cast<int64_t>(c10::elementSize(stored_as));
     places.emplace(name, Place{bytes_, bytes, stored_as, &info});
@@ -48,12 +52,15 @@ WeightArena::WeightArena(std::shared_ptr<const Checkpoint> checkpoint, std::vect
   try {
     storage_ = at::empty({bytes_}, at::TensorOptions(at::kByte).device(device));
   } catch (const c10::Error&) {
-    fail(ErrorKind::memory, fmt::format("the weights of \"{}\" need {} on {}, which cannot be allocated",
-                                        checkpoint_->path().string(), human_bytes(static_cast<double>(bytes_)),
-                                        device.str()));
+    fail(ErrorKind::memory,
+         fmt::format("the weights of \"{}\" need {} on {}, which cannot be allocated",
+                     checkpoint_->path().string(), human_bytes(static_cast<double>(bytes_)),
+                     device.str()));
   }
   for (const auto& [name, place] : places) {
-    views_.emplace(name, storage_.narrow(0, place.offset, place.bytes).view(place.dtype).view(place.info->shape));
+    views_.emplace(
+        name,
+        storage_.narrow(0, place.offset, place.bytes).view(place.dtype).view(place.info->shape));
   }
 }
 
@@ -61,7 +68,8 @@ void WeightArena::load() {
   FLOTILLA_ASSERT(!loaded_ && !storage_.is_meta());
   // In file order: the reads are sequential.
   std::vector<std::pair<int64_t, const std::string*>> order;
-  for (const auto& [name, view] : views_) order.emplace_back(checkpoint_->tensors().at(name).begin, &name);
+  for (const auto& [name, view] : views_)
+    order.emplace_back(checkpoint_->tensors().at(name).begin, &name);
   std::sort(order.begin(), order.end());
   for (const auto& [offset, name] : order) {
     const at::Tensor& view = views_.at(*name);
@@ -110,8 +118,8 @@ at::Tensor WeightBinder::take(std::string_view name, std::vector<int64_t> shape)
   }
   account_->taken.insert(full);
   if (at->second.sizes() != at::IntArrayRef(shape)) {
-    account_->misshaped.push_back(
-        fmt::format("{} is {}, expected {}", full, shape_text(at->second.sizes().vec()), shape_text(shape)));
+    account_->misshaped.push_back(fmt::format(
+        "{} is {}, expected {}", full, shape_text(at->second.sizes().vec()), shape_text(shape)));
     return {};
   }
   return at->second;
@@ -121,7 +129,9 @@ at::Tensor WeightBinder::take_optional(std::string_view name, std::vector<int64_
   return has(name) ? take(name, std::move(shape)) : at::Tensor();
 }
 
-void WeightBinder::ignore(std::string_view name) { account_->taken.insert(prefix_ + std::string(name)); }
+void WeightBinder::ignore(std::string_view name) {
+  account_->taken.insert(prefix_ + std::string(name));
+}
 
 void WeightBinder::finish() const {
   std::vector<std::string> extra;
@@ -133,7 +143,8 @@ void WeightBinder::finish() const {
     if (names.empty()) return;
     text += fmt::format("\n  {} ({}):", title, names.size());
     for (size_t i = 0; i < std::min(names.size(), kMaxListed); ++i) text += "\n    " + names[i];
-    if (names.size() > kMaxListed) text += fmt::format("\n    ... and {} more", names.size() - kMaxListed);
+    if (names.size() > kMaxListed)
+      text += fmt::format("\n    ... and {} more", names.size() - kMaxListed);
   };
   add("missing", account_->missing);
   add("unexpected", extra);
@@ -145,7 +156,8 @@ void WeightBinder::finish() const {
   }
 }
 
-Linear take_linear(WeightBinder& binder, std::string_view name, int64_t in, int64_t out, bool bias) {
+Linear take_linear(WeightBinder& binder, std::string_view name, int64_t in, int64_t out,
+                   bool bias) {
   Linear linear;
   linear.weight = binder.take(std::string(name) + ".weight", {out, in});
   if (bias) linear.bias = binder.take(std::string(name) + ".bias", {out});

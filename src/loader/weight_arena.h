@@ -57,7 +57,8 @@ class WeightBinder {
 
   // The weight `name` (the scope's prefix in front), which must have this shape.
   at::Tensor take(std::string_view name, std::vector<int64_t> shape);
-  // As take(), undefined when the file lacks it; for weights that a configuration flag does not settle.
+  // As take(), undefined when the file lacks it; for weights that a configuration flag does not
+  // settle.
   at::Tensor take_optional(std::string_view name, std::vector<int64_t> shape);
   bool has(std::string_view name) const;
   // Says that `name`, if it is there, is known and not used.
@@ -83,6 +84,7 @@ struct Linear {
   at::Tensor bias;
 };
 // Takes "<name>.weight" and, with `bias`, "<name>.bias".
-Linear take_linear(WeightBinder& binder, std::string_view name, int64_t in, int64_t out, bool bias = true);
+Linear take_linear(WeightBinder& binder, std::string_view name, int64_t in, int64_t out,
+                   bool bias = true);
 
 }  // namespace flotilla::loader

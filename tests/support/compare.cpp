@@ -33,7 +33,8 @@ AssertionResult same_shape(const at::Tensor& actual, const at::Tensor& expected)
 
 }  // namespace
 
-AssertionResult all_close(const at::Tensor& actual, const at::Tensor& expected, double atol, double rtol) {
+AssertionResult all_close(const at::Tensor& actual, const at::Tensor& expected, double atol,
+                          double rtol) {
   if (auto shape = same_shape(actual, expected); !shape) return shape;
   if (actual.numel() == 0) return AssertionSuccess();
   const at::Tensor a = actual.to(at::kCPU, at::kDouble).contiguous();
@@ -47,10 +48,13 @@ AssertionResult all_close(const at::Tensor& actual, const at::Tensor& expected, 
   if (worst_excess <= atol) return AssertionSuccess();
   const int64_t bad = excess.gt(atol).sum().item<int64_t>();
   return AssertionFailure() << fmt::format(
-             "largest error {:.3g} at {}: {:.9g}, expected {:.9g}; {} of {} values of shape {} are off (atol {}, rtol {})",
-             std::abs(a.reshape({-1})[worst].item<double>() - b.reshape({-1})[worst].item<double>()),
+             "largest error {:.3g} at {}: {:.9g}, expected {:.9g}; {} of {} values of shape {} are "
+             "off (atol {}, rtol {})",
+             std::abs(a.reshape({-1})[worst].item<double>() -
+                      b.reshape({-1})[worst].item<double>()),
              index_text(worst, a.sizes()), a.reshape({-1})[worst].item<double>(),
-             b.reshape({-1})[worst].item<double>(), bad, a.numel(), shape_text(a.sizes().vec()), atol, rtol);
+             b.reshape({-1})[worst].item<double>(), bad, a.numel(), shape_text(a.sizes().vec()),
+             atol, rtol);
 }
 
 AssertionResult same_bytes(const at::Tensor& actual, const at::Tensor& expected) {
@@ -63,9 +67,9 @@ AssertionResult same_bytes(const at::Tensor& actual, const at::Tensor& expected)
   const at::Tensor b = expected.cpu().contiguous();
   if (std::memcmp(a.data_ptr(), b.data_ptr(), a.nbytes()) == 0) return AssertionSuccess();
   const at::Tensor differ = a.ne(b).reshape({-1});
-  return AssertionFailure() << fmt::format("{} of {} values differ, largest difference {:.3g}",
-                                           differ.sum().item<int64_t>(), a.numel(),
-                                           (a.to(at::kDouble) - b.to(at::kDouble)).abs().max().item<double>());
+  return AssertionFailure() << fmt::format(
+             "{} of {} values differ, largest difference {:.3g}", differ.sum().item<int64_t>(),
+             a.numel(), (a.to(at::kDouble) - b.to(at::kDouble)).abs().max().item<double>());
 }
 
 AssertionResult frames_close(const at::Tensor& actual, const at::Tensor& expected, double share) {
@@ -73,8 +77,9 @@ AssertionResult frames_close(const at::Tensor& actual, const at::Tensor& expecte
   const at::Tensor difference = (actual.to(at::kInt) - expected.to(at::kInt)).abs();
   const double within = difference.le(1).to(at::kDouble).mean().item<double>();
   if (within >= share) return AssertionSuccess();
-  return AssertionFailure() << fmt::format("only {:.5f} of the values are within one step (largest {}), expected {}",
-                                           within, difference.max().item<int>(), share);
+  return AssertionFailure() << fmt::format(
+             "only {:.5f} of the values are within one step (largest {}), expected {}", within,
+             difference.max().item<int>(), share);
 }
 
 }  // namespace flotilla::test

@@ -14,11 +14,16 @@ fs::path from_environment(const char* variable, const fs::path& otherwise) {
 }  // namespace
 
 fs::path source_dir() { return FLOTILLA_SOURCE_DIR; }
-fs::path golden_dir() { return from_environment("FLOTILLA_GOLDEN_DIR", source_dir() / "tests/data/golden"); }
-fs::path tiny_dir() { return from_environment("FLOTILLA_TINY_DIR", source_dir() / "tests/data/tiny"); }
+fs::path golden_dir() {
+  return from_environment("FLOTILLA_GOLDEN_DIR", source_dir() / "tests/data/golden");
+}
+fs::path tiny_dir() {
+  return from_environment("FLOTILLA_TINY_DIR", source_dir() / "tests/data/tiny");
+}
 
 Golden::Golden(const std::string& name)
-    : file_(loader::Checkpoint::open(golden_dir() / (name + ".safetensors"))), params_(nlohmann::json::object()) {
+    : file_(loader::Checkpoint::open(golden_dir() / (name + ".safetensors"))),
+      params_(nlohmann::json::object()) {
   if (const std::string* text = file_->metadata("params")) params_ = nlohmann::json::parse(*text);
 }
 

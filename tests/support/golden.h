@@ -1,5 +1,6 @@
 // Golden numbers: tensors that the LTX-2 Python reference computed, with the parameters of the run.
-// FLOTILLA_GOLDEN_DIR and FLOTILLA_TINY_DIR name other sets; sizes are always taken from the tensors.
+// FLOTILLA_GOLDEN_DIR and FLOTILLA_TINY_DIR name other sets; sizes are always taken from the
+// tensors.
 #pragma once
 
 #include <ATen/ATen.h>

@@ -1,0 +1,87 @@
+// Multi-head attention between the input projections and the output projection: q/k RMSNorm over
+// all heads, RoPE, scaled dot product, per-head gate. AttentionCall is the border at which
+// parallel/ puts the exchange of tokens and heads: everything that needs whole sequences happens
+// behind it.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+#include <string_view>
+
+#include "ops/rope.h"
+
+namespace flotilla::ops {
+
+struct AttentionCall {
+  at::Tensor q;       // raw projections, [B, Tq, H*D]
+  at::Tensor k;       // [B, Tk, H*D]
+  at::Tensor v;       // [B, Tk, H*D]
+  at::Tensor q_norm;  // RMSNorm weights [H*D]
+  at::Tensor k_norm;
+  double norm_eps = 1e-6;
+  int64_t heads = 0;
+  RopeTable q_rope;  // undefined: no rotation
+  RopeTable k_rope;
+  at::Tensor mask;         // additive, broadcasts to [B, H, Tq, Tk]; undefined: none
+  at::Tensor gate_logits;  // [B, Tq, H]; undefined: no gate. The gate is 2 * sigmoid(logits)
+  at::Tensor keep;         // [B, 1, 1]: out * keep + v * (1 - keep), before the gate; undefined: 1
+};
+
+// Gated heads before the output projection, [B, Tq, H*D].
+at::Tensor attend(const AttentionCall& call);
+
+// What is left of attend() when attention is skipped (STG): the values, gated.
+at::Tensor gate_heads(const at::Tensor& heads_out, const at::Tensor& gate_logits, int64_t heads);
+
+// Weights of one attention layer in the layout of the official files (to_q, to_k, ..., q_norm).
+struct AttentionWeights {
+  int64_t heads = 0;
+  at::Tensor to_q_weight, to_q_bias, to_k_weight, to_k_bias, to_v_weight, to_v_bias;
+  at::Tensor to_out_weight, to_out_bias;
+  at::Tensor q_norm, k_norm;
+  at::Tensor gate_weight, gate_bias;  // undefined: not gated
+
+  bool gated() const { return gate_weight.defined(); }
+};
+
+struct AttentionShape {
+  int64_t query_dim = 0;
+  int64_t context_dim = 0;
+  int64_t heads = 0;
+  int64_t head_dim = 0;
+  bool gated = false;
+};
+
+// Binder is loader::WeightBinder; a template, because ops/ does not know loader/.
+template <typename Binder>
+AttentionWeights bind_attention(Binder binder, const AttentionShape& shape) {
+  const int64_t inner = shape.heads * shape.head_dim;
+  AttentionWeights weights;
+  weights.heads = shape.heads;
+  weights.to_q_weight = binder.take("to_q.weight", {inner, shape.query_dim});
+  weights.to_q_bias = binder.take("to_q.bias", {inner});
+  weights.to_k_weight = binder.take("to_k.weight", {inner, shape.context_dim});
+  weights.to_k_bias = binder.take("to_k.bias", {inner});
+  weights.to_v_weight = binder.take("to_v.weight", {inner, shape.context_dim});
+  weights.to_v_bias = binder.take("to_v.bias", {inner});
+  weights.to_out_weight = binder.take("to_out.0.weight", {shape.query_dim, inner});
+  weights.to_out_bias = binder.take("to_out.0.bias", {shape.query_dim});
+  weights.q_norm = binder.take("q_norm.weight", {inner});
+  weights.k_norm = binder.take("k_norm.weight", {inner});
+  if (shape.gated) {
+    weights.gate_weight = binder.take("to_gate_logits.weight", {shape.heads, shape.query_dim});
+    weights.gate_bias = binder.take("to_gate_logits.bias", {shape.heads});
+  }
+  return weights;
+}
+
+// Projects x [B, Tq, query_dim] and context [B, Tk, context_dim]; RoPE, mask and keep are left to
+// the caller.
+AttentionCall project_qkv(const AttentionWeights& weights, const at::Tensor& x,
+                          const at::Tensor& context, double norm_eps);
+
+// The output projection, [B, Tq, H*D] -> [B, Tq, query_dim].
+at::Tensor project_out(const AttentionWeights& weights, const at::Tensor& heads_out);
+
+}  // namespace flotilla::ops

@@ -1,0 +1,64 @@
+// One block of the audio-video transformer: self-attention, text attention, cross-modal attention
+// in both directions, feed-forward; each modulated by AdaLN rows that depend on a token's timestep.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "ops/attention.h"
+#include "transformer/config.h"
+#include "transformer/perturbation.h"
+#include "transformer/weights.h"
+
+namespace flotilla::transformer {
+
+// The two attentions that read all video tokens. This is the border for sequence parallelism: a
+// rank that holds a part of the tokens supplies its own implementation. Calls are made in the same
+// order on all ranks; an implementation may be collective.
+class VideoTokenAttention {
+ public:
+  virtual ~VideoTokenAttention() = default;
+  // Queries, keys and values are video tokens.
+  virtual at::Tensor self_attention(const ops::AttentionCall& call) const = 0;
+  // Queries are audio tokens, keys and values video tokens.
+  virtual at::Tensor video_to_audio(const ops::AttentionCall& call) const = 0;
+};
+
+// All video tokens are here.
+class LocalVideoTokenAttention final : public VideoTokenAttention {
+ public:
+  at::Tensor self_attention(const ops::AttentionCall& call) const override {
+    return ops::attend(call);
+  }
+  at::Tensor video_to_audio(const ops::AttentionCall& call) const override {
+    return ops::attend(call);
+  }
+};
+
+// What the blocks read of one stream besides its tokens; the same for all blocks of a pass.
+struct StreamInputs {
+  at::Tensor context;       // [B, S, dim]
+  at::Tensor context_mask;  // additive, [B, 1, 1, S]; undefined: none
+  at::Tensor self_mask;     // additive, [B, 1, T, T] or broadcastable; undefined: none
+  ops::RopeTable rope;
+  ops::RopeTable cross_rope;
+  at::Tensor row_of_token;  // int64 [B, T]; undefined: one row a sample
+  at::Tensor ada_rows;      // [U, 6 or 9, dim]
+  at::Tensor prompt_rows;   // [B, 2, dim]: shift, scale of the text; undefined: table only
+  at::Tensor cross_rows;    // [U, 4, dim]: scale, shift (a2v), scale, shift (v2a)
+  at::Tensor cross_gate;    // [B or 1, 1, dim]
+  bool enabled = true;      // false: the stream's tokens are read by the other one but not changed
+};
+
+struct BlockArgs {
+  const TransformerConfig& config;
+  const VideoTokenAttention& attention;
+  const Perturbations& perturbations;
+  int64_t block_idx = 0;
+};
+
+// x_video [B, Tv, video dim] and x_audio [B, Ta, audio dim] are replaced by the block's output.
+// Either stream may be absent (null inputs, undefined tokens).
+void run_block(const BlockWeights& weights, const BlockArgs& args, const StreamInputs* video,
+               const StreamInputs* audio, at::Tensor& x_video, at::Tensor& x_audio);
+
+}  // namespace flotilla::transformer

@@ -1,0 +1,70 @@
+#include "transformer/transformer.h"
+
+#include <ATen/ATen.h>
+
+#include "ops/norm.h"
+
+namespace flotilla::transformer {
+namespace {
+
+constexpr const char* kPrefix = "model.diffusion_model.";
+
+at::Tensor project_output(const StreamWeights& weights, const PreparedStream& prepared,
+                          const at::Tensor& x, double eps) {
+  const at::Tensor rows =
+      weights.output_table.unsqueeze(0) + prepared.embedded_timestep.unsqueeze(1);  // [U, 2, dim]
+  const at::Tensor shift = ops::expand_rows(rows.select(1, 0), prepared.inputs.row_of_token);
+  const at::Tensor scale = ops::expand_rows(rows.select(1, 1), prepared.inputs.row_of_token);
+  const at::Tensor normed = at::layer_norm(x, {x.size(-1)}, {}, {}, eps);
+  return at::linear(ops::modulate(normed, scale, shift), weights.output.weight,
+                    weights.output.bias);
+}
+
+}  // namespace
+
+Transformer::Transformer(std::shared_ptr<const loader::Checkpoint> checkpoint, at::ScalarType dtype,
+                         at::Device device)
+    : Transformer(checkpoint, TransformerConfig::from_checkpoint(*checkpoint), dtype, device) {}
+
+Transformer::Transformer(std::shared_ptr<const loader::Checkpoint> checkpoint,
+                         TransformerConfig config, at::ScalarType dtype, at::Device device)
+    : config_(std::move(config)),
+      arena_(std::make_shared<loader::WeightArena>(std::move(checkpoint),
+                                                   std::vector<std::string>{kPrefix}, dtype, device,
+                                                   names_of_text_encoder())) {
+  const loader::WeightBinder binder(*arena_);
+  weights_ = bind_transformer(config_, binder.scope(kPrefix));
+  binder.finish();
+  if (device.type() != at::kMeta) arena_->load();
+}
+
+Velocity Transformer::forward(const Modality* video, const Modality* audio, const RopeTables& rope,
+                              const Perturbations& perturbations,
+                              const VideoTokenAttention& attention) const {
+  PreparedStream video_stream;
+  PreparedStream audio_stream;
+  if (video != nullptr) {
+    video_stream = prepare_video(config_, weights_, *video,
+                                 audio != nullptr ? audio->sigma : at::Tensor(), rope);
+  }
+  if (audio != nullptr) {
+    audio_stream = prepare_audio(config_, weights_, *audio,
+                                 video != nullptr ? video->sigma : at::Tensor(), rope);
+  }
+  at::Tensor x_video = video_stream.x;
+  at::Tensor x_audio = audio_stream.x;
+  for (int64_t i = 0; i < config_.num_layers; ++i) {
+    const BlockArgs args{config_, attention, perturbations, i};
+    run_block(weights_.blocks[static_cast<size_t>(i)], args,
+              video != nullptr ? &video_stream.inputs : nullptr,
+              audio != nullptr ? &audio_stream.inputs : nullptr, x_video, x_audio);
+  }
+  Velocity velocity;
+  if (video != nullptr)
+    velocity.video = project_output(weights_.video, video_stream, x_video, config_.norm_eps);
+  if (audio != nullptr)
+    velocity.audio = project_output(weights_.audio, audio_stream, x_audio, config_.norm_eps);
+  return velocity;
+}
+
+}  // namespace flotilla::transformer
