@@ -1,0 +1,56 @@
+// The part of the text path that lives in the LTX-2 checkpoint: text projection and the two
+// connectors, from Gemma's hidden states to the contexts that the diffusion model attends to. (In
+// LTX-2.0 one more projection of the context lies in the transformer itself.)
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <string>
+
+#include "loader/checkpoint.h"
+#include "loader/weight_arena.h"
+#include "text/connector.h"
+#include "text/feature_extractor.h"
+
+namespace flotilla::text {
+
+struct TextContext {
+  at::Tensor video;  // [B, num_rows, Dv]
+  at::Tensor audio;  // [B, num_rows, Da]
+};
+
+class ContextBuilder {
+ public:
+  // Reads config.transformer of the checkpoint and checks names and shapes; no weight is read.
+  // Device kMeta: the check alone. `gemma_name` names the text encoder in messages. Errors
+  // (ErrorKind::input): the checkpoint wants another text encoder than `gemma` (hidden size or
+  // number of layers), values that are not implemented, and see WeightBinder::finish().
+  ContextBuilder(std::shared_ptr<const loader::Checkpoint> checkpoint, const GemmaConfig& gemma,
+                 const std::string& gemma_name, at::ScalarType dtype, at::Device device);
+
+  // Reads the weights. Once.
+  void load() { arena_->load(); }
+
+  const FeatureExtractorConfig& feature_config() const { return feature_config_; }
+  const ConnectorConfig& connector_config(ConnectorKind kind) const;
+  int64_t weight_bytes() const { return arena_->bytes(); }
+
+  TextFeatures features(const GemmaStates& gemma) const;
+  // One connector alone; features [B, T, D], mask bool [B, T] on the CPU.
+  at::Tensor connect(ConnectorKind kind, const at::Tensor& features, const at::Tensor& mask,
+                     int64_t num_rows) const;
+  // Both of the above, for kPromptTokens rows.
+  TextContext build(const GemmaStates& gemma) const;
+
+ private:
+  FeatureExtractorConfig feature_config_;
+  ConnectorConfig video_config_;
+  ConnectorConfig audio_config_;
+  std::unique_ptr<loader::WeightArena> arena_;
+  FeatureExtractorWeights feature_weights_;
+  ConnectorWeights video_weights_;
+  ConnectorWeights audio_weights_;
+};
+
+}  // namespace flotilla::text

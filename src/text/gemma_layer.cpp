@@ -1,0 +1,96 @@
+#include "text/gemma_layer.h"
+
+#include <ATen/ATen.h>
+
+#include <cmath>
+#include <optional>
+
+namespace flotilla::text {
+namespace {
+
+// [B, T, heads * head_dim] -> [B, heads, T, head_dim].
+at::Tensor split_heads(const at::Tensor& x, int64_t heads) {
+  return x.unflatten(-1, {heads, -1}).transpose(1, 2);
+}
+
+// Pairs are (i, i + head_dim / 2). x: [B, heads, T, head_dim].
+at::Tensor rotate(const at::Tensor& x, const GemmaRotation& rotation) {
+  const auto halves = x.chunk(2, -1);
+  const at::Tensor turned = at::cat({-halves[1], halves[0]}, -1);
+  return x * rotation.cos + turned * rotation.sin;
+}
+
+at::Tensor self_attention(const GemmaConfig& config, const GemmaLayerWeights& weights,
+                          const at::Tensor& x, const GemmaView& view) {
+  const double eps = config.rms_norm_eps;
+  const at::Tensor q = split_heads(at::linear(x, weights.q_proj), config.num_heads);
+  const at::Tensor k = split_heads(at::linear(x, weights.k_proj), config.num_kv_heads);
+  const at::Tensor v = split_heads(at::linear(x, weights.v_proj), config.num_kv_heads);
+  const auto mask = view.mask.defined() ? std::optional(view.mask) : std::nullopt;
+  const at::Tensor out = at::scaled_dot_product_attention(
+      rotate(gemma_rms_norm(q, weights.q_norm, eps), view.rotation),
+      rotate(gemma_rms_norm(k, weights.k_norm, eps), view.rotation), v, mask, /*dropout_p=*/0.0,
+      /*is_causal=*/!mask.has_value(), 1.0 / std::sqrt(config.query_pre_attn_scalar),
+      /*enable_gqa=*/config.num_heads != config.num_kv_heads);
+  return at::linear(out.transpose(1, 2).flatten(-2), weights.o_proj);  // [B, T, D]
+}
+
+at::Tensor feed_forward(const GemmaLayerWeights& weights, const at::Tensor& x) {
+  const at::Tensor gate = at::gelu(at::linear(x, weights.gate_proj), "tanh");
+  return at::linear(gate * at::linear(x, weights.up_proj), weights.down_proj);
+}
+
+}  // namespace
+
+GemmaLayerWeights bind_gemma_layer(const GemmaConfig& config, loader::WeightBinder layer) {
+  const int64_t width = config.hidden_size;
+  const int64_t hidden = config.intermediate_size;
+  const int64_t q_width = config.num_heads * config.head_dim;
+  const int64_t kv_width = config.num_kv_heads * config.head_dim;
+  GemmaLayerWeights weights;
+  weights.input_norm = layer.take("input_layernorm.weight", {width});
+  weights.post_attention_norm = layer.take("post_attention_layernorm.weight", {width});
+  weights.pre_feed_forward_norm = layer.take("pre_feedforward_layernorm.weight", {width});
+  weights.post_feed_forward_norm = layer.take("post_feedforward_layernorm.weight", {width});
+  weights.q_proj = layer.take("self_attn.q_proj.weight", {q_width, width});
+  weights.k_proj = layer.take("self_attn.k_proj.weight", {kv_width, width});
+  weights.v_proj = layer.take("self_attn.v_proj.weight", {kv_width, width});
+  weights.o_proj = layer.take("self_attn.o_proj.weight", {width, q_width});
+  weights.q_norm = layer.take("self_attn.q_norm.weight", {config.head_dim});
+  weights.k_norm = layer.take("self_attn.k_norm.weight", {config.head_dim});
+  weights.gate_proj = layer.take("mlp.gate_proj.weight", {hidden, width});
+  weights.up_proj = layer.take("mlp.up_proj.weight", {hidden, width});
+  weights.down_proj = layer.take("mlp.down_proj.weight", {width, hidden});
+  return weights;
+}
+
+GemmaRotation make_gemma_rotation(const GemmaRope& rope, int64_t head_dim, int64_t first,
+                                  int64_t count, const at::TensorOptions& options) {
+  const auto floats = options.dtype(at::kFloat);
+  const at::Tensor exponents = at::arange(0, head_dim, 2, floats) / head_dim;
+  const at::Tensor frequencies = 1.0 / at::pow(rope.theta, exponents) / rope.factor;
+  const at::Tensor positions = at::arange(first, first + count, floats);
+  const at::Tensor half = positions.unsqueeze(1) * frequencies;  // [T, head_dim / 2]
+  const at::Tensor angles = at::cat({half, half}, -1);           // [T, head_dim]
+  return {angles.cos().to(options.dtype()), angles.sin().to(options.dtype())};
+}
+
+at::Tensor gemma_layer(const GemmaConfig& config, const GemmaLayerWeights& weights,
+                       const at::Tensor& hidden, const GemmaView& view) {
+  const double eps = config.rms_norm_eps;
+  at::Tensor update =
+      self_attention(config, weights, gemma_rms_norm(hidden, weights.input_norm, eps), view);
+  const at::Tensor middle = hidden + gemma_rms_norm(update, weights.post_attention_norm, eps);
+  update = feed_forward(weights, gemma_rms_norm(middle, weights.pre_feed_forward_norm, eps));
+  return middle + gemma_rms_norm(update, weights.post_feed_forward_norm, eps);
+}
+
+at::Tensor gemma_rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
+  // The product with (1 + weight) comes before rounding to the model's dtype, unlike in other
+  // models.
+  const at::Tensor wide = x.to(at::kFloat);
+  const at::Tensor scale = at::rsqrt(wide.square().mean(-1, /*keepdim=*/true) + eps);
+  return (wide * scale * (1.0 + weight.to(at::kFloat))).to(x.scalar_type());
+}
+
+}  // namespace flotilla::text

@@ -1,0 +1,47 @@
+// One decoder layer of Gemma 3 as a function of hidden states, rotation table and mask, so that the
+// caller decides what a token sees. Formulas: Gemma 3 report (arXiv 2503.19786) and the Hugging
+// Face Gemma3DecoderLayer: norms before and after both halves, RMSNorm on q and k per head, grouped
+// keys.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "loader/weight_arena.h"
+#include "text/gemma_config.h"
+
+namespace flotilla::text {
+
+struct GemmaLayerWeights {
+  at::Tensor input_norm, post_attention_norm;                // [D]
+  at::Tensor pre_feed_forward_norm, post_feed_forward_norm;  // [D]
+  at::Tensor q_proj, k_proj, v_proj, o_proj;                 // no biases
+  at::Tensor q_norm, k_norm;                                 // [head_dim]
+  at::Tensor gate_proj, up_proj, down_proj;
+};
+
+// `layer`: a binder below "layers.<i>.".
+GemmaLayerWeights bind_gemma_layer(const GemmaConfig& config, loader::WeightBinder layer);
+
+// Rotations of T positions, in the dtype of the model.
+struct GemmaRotation {
+  at::Tensor cos, sin;  // [T, head_dim]; both halves of head_dim hold the same angles
+};
+
+// Positions first, first + 1, ..., first + count - 1. Angles are float32, whatever `options` says.
+GemmaRotation make_gemma_rotation(const GemmaRope& rope, int64_t head_dim, int64_t first,
+                                  int64_t count, const at::TensorOptions& options);
+
+struct GemmaView {
+  GemmaRotation rotation;
+  at::Tensor mask;  // bool, broadcasts to [B, H, T, T], true where a query sees a key; undefined:
+                    // each token sees itself and all before it
+};
+
+// hidden: [B, T, D] -> [B, T, D].
+at::Tensor gemma_layer(const GemmaConfig& config, const GemmaLayerWeights& weights,
+                       const at::Tensor& hidden, const GemmaView& view);
+
+// x / rms(x) * (1 + weight) over the last dimension, computed in float32.
+at::Tensor gemma_rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
+
+}  // namespace flotilla::text
