@@ -1,0 +1,43 @@
+#include "base/text.h"
+
+#include <gtest/gtest.h>
+
+namespace flotilla {
+namespace {
+
+TEST(TextTest, NearestWordFindsTyposAndNothingElse) {
+  const std::vector<std::string> words = {"num_frames", "frame_rate", "width"};
+  EXPECT_EQ(nearest_word("num_frame", words), "num_frames");
+  EXPECT_EQ(nearest_word("widht", words), "width");
+  EXPECT_EQ(nearest_word("banana", words), "");
+  EXPECT_EQ(nearest_word("", words), "");
+}
+
+TEST(TextTest, HumanUnits) {
+  EXPECT_EQ(human_bytes(512), "512 B");
+  EXPECT_EQ(human_bytes(1536.0 * 1024), "1.5 MiB");
+  EXPECT_EQ(human_duration(1.25), "1.2 s");
+  EXPECT_EQ(human_duration(185), "3 min 05 s");
+  EXPECT_EQ(human_duration(7800), "2 h 10 min");
+}
+
+TEST(TextTest, Utf8IsCheckedStrictly) {
+  EXPECT_TRUE(is_valid_utf8("plain, \xC3\xA4, \xE2\x82\xAC, \xF0\x9F\x9A\x80"));
+  EXPECT_FALSE(is_valid_utf8("\xC3"));              // cut off
+  EXPECT_FALSE(is_valid_utf8("\xC0\xAF"));          // overlong
+  EXPECT_FALSE(is_valid_utf8("\xED\xA0\x80"));      // surrogate
+  EXPECT_FALSE(is_valid_utf8("\xF4\x90\x80\x80"));  // above U+10FFFF
+}
+
+TEST(TextTest, ExcerptCutsAtCharactersAndShowsControls) {
+  EXPECT_EQ(excerpt("a\nb"), "a\\x0ab");
+  EXPECT_EQ(excerpt("\xC3\xA4\xC3\xA4\xC3\xA4", 3), "\xC3\xA4\xC3\xA4...");
+  EXPECT_EQ(excerpt("\xFF"), "\\xff");
+}
+
+TEST(TextTest, ShapeText) {
+  EXPECT_EQ(shape_text(std::vector<int64_t>{1, 24, 128}), "[1, 24, 128]");
+}
+
+}  // namespace
+}  // namespace flotilla
