@@ -7,11 +7,11 @@
 
 #include <functional>
 
-#include "base/error.h"
 #include "loader/sparse_checkpoint.h"
 #include "support/compare.h"
 #include "support/golden.h"
 #include "support/temp_dir.h"
+#include "text/errors.h"
 #include "text/gemma_folder.h"
 #include "text/prompt_encoder.h"
 
@@ -25,22 +25,6 @@ json tiny_json() { return read_gemma_json(test::tiny_dir() / "gemma"); }
 
 GemmaConfig parse(const json& config) {
   return GemmaConfig::from_json(loader::ConfigReader(config, "config.json"));
-}
-
-// The message of the input error that `body` must throw.
-std::string input_error(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.kind(), ErrorKind::input) << error.what();
-    return error.message();
-  }
-  ADD_FAILURE() << "no error";
-  return "";
-}
-
-bool mentions(const std::string& message, const std::string& part) {
-  return message.find(part) != std::string::npos;
 }
 
 TEST(GemmaConfigTest, SettingsThatAreNotImplementedAreNamed) {
@@ -235,8 +219,7 @@ TEST_F(GemmaFolderTest, EncoderThatTheCheckpointWasNotTrainedWithIsTold) {
 }
 
 TEST_F(GemmaFolderTest, TokenizerOfALargerModelIsTold) {
-  // The weights' own vocabulary is kept; one row fewer than the tokenizer has pieces cannot be
-  // reached by editing the configuration alone, so the tokenizer of the demo model stands in.
+  // The demo model's tokenizer has more pieces than the tiny model has embeddings.
   const fs::path other = test::source_dir() / "models/demo/gemma/tokenizer.model";
   if (!fs::exists(other)) GTEST_SKIP() << "the demo model is not there";
   fs::copy_file(other, dir_ / "tokenizer.model", fs::copy_options::overwrite_existing);
