@@ -18,8 +18,9 @@ ConfigReader ConfigReader::object(const std::string& key) const {
 }
 
 void ConfigReader::fail_value(const std::string& key, const std::string& rule) const {
-  fail(ErrorKind::input,
-       fmt::format("{}: \"{}\": {} {}", where_, key, excerpt(object_->at(key).dump()), rule));
+  // An absent value can be at fault too, through its default.
+  const std::string found = object_->contains(key) ? excerpt(object_->at(key).dump()) : "(absent)";
+  fail(ErrorKind::input, fmt::format("{}: \"{}\": {} {}", where_, key, found, rule));
 }
 
 }  // namespace flotilla::loader
