@@ -1,0 +1,177 @@
+#include "io/metrics.h"
+
+#include <sys/utsname.h>
+
+#include <algorithm>
+#include <fstream>
+#include <sstream>
+#include <string_view>
+#include <thread>
+
+#include "base/error.h"
+#include "base/temp_file.h"
+#include "io/file_bytes.h"
+
+namespace flotilla::io {
+namespace {
+
+constexpr int kSchemaVersion = 1;
+
+// Variables that explain a speed or a placement.
+constexpr const char* kVariables[] = {"SLURM_JOB_ID",
+                                      "SLURM_ARRAY_JOB_ID",
+                                      "SLURM_ARRAY_TASK_ID",
+                                      "SLURM_STEP_ID",
+                                      "SLURM_RESTART_COUNT",
+                                      "SLURM_JOB_PARTITION",
+                                      "SLURM_JOB_NUM_NODES",
+                                      "SLURM_JOB_NODELIST",
+                                      "SLURM_NTASKS",
+                                      "SLURM_CPUS_PER_TASK",
+                                      "SLURM_GPUS_PER_NODE",
+                                      "SLURM_GPUS_PER_TASK",
+                                      "SLURM_JOB_GPUS",
+                                      "SLURM_JOB_END_TIME",
+                                      "SLURM_CPU_BIND",
+                                      "OMPI_COMM_WORLD_SIZE",
+                                      "OMPI_COMM_WORLD_LOCAL_SIZE",
+                                      "OMPI_MCA_btl",
+                                      "OMPI_MCA_pml",
+                                      "PMIX_VERSION",
+                                      "CUDA_VISIBLE_DEVICES",
+                                      "CUDA_DEVICE_ORDER",
+                                      "CUDA_LAUNCH_BLOCKING",
+                                      "CUDA_MODULE_LOADING",
+                                      "NCCL_ALGO",
+                                      "NCCL_PROTO",
+                                      "NCCL_DEBUG",
+                                      "NCCL_P2P_DISABLE",
+                                      "NCCL_P2P_LEVEL",
+                                      "NCCL_SHM_DISABLE",
+                                      "NCCL_NVLS_ENABLE",
+                                      "OMP_NUM_THREADS",
+                                      "OMP_PROC_BIND",
+                                      "OMP_PLACES",
+                                      "MKL_NUM_THREADS",
+                                      "HDF5_USE_FILE_LOCKING",
+                                      "LOADEDMODULES",
+                                      "APPTAINER_NAME",
+                                      "SINGULARITY_NAME"};
+
+// The first line of a /proc file that begins with `key`, from its value on; "" when there is none.
+std::string proc_value(const char* path, std::string_view key) {
+  std::ifstream stream(path);
+  for (std::string line; std::getline(stream, line);) {
+    if (!line.starts_with(key)) continue;
+    const size_t start = line.find_first_not_of(" \t", line.find(':') + 1);
+    return start == std::string::npos ? "" : line.substr(start);
+  }
+  return "";
+}
+
+Metrics::Json to_json(const RankSpread& spread) {
+  return {{"min", spread.min}, {"median", spread.median}, {"max", spread.max}};
+}
+
+}  // namespace
+
+RankSpread spread_over_ranks(std::vector<double> values) {
+  FLOTILLA_ASSERT(!values.empty());
+  std::sort(values.begin(), values.end());
+  const size_t middle = values.size() / 2;
+  const double median =
+      values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
+  return {values.front(), median, values.back()};
+}
+
+Metrics::Metrics() {
+  json_["schema_version"] = kSchemaVersion;
+  for (const char* block : {"versions", "environment", "devices", "job", "plan"})
+    json_[block] = nullptr;
+  json_["total_s"] = nullptr;
+  json_["phases"] = Json::object();
+  json_["steps"] = Json::object();
+  json_["over_ranks"] = {{"phases", Json::object()}, {"steps", Json::object()}};
+  json_["exchange"] = {{"bytes", nullptr}, {"seconds", nullptr}};
+  for (const char* figure :
+       {"bytes_read_total", "padding_fraction", "peak_host_bytes", "peak_device_bytes"}) {
+    json_[figure] = nullptr;
+  }
+}
+
+void Metrics::set_block(const std::string& block, Json value) {
+  FLOTILLA_ASSERT(json_.contains(block));
+  json_[block] = std::move(value);
+}
+
+void Metrics::add_phase(const std::string& name, const RankSpread& seconds) {
+  const std::string key = name + "_s";
+  Json& phases = json_["phases"];
+  Json& spreads = json_["over_ranks"]["phases"];
+  if (!phases.contains(key)) {
+    phases[key] = 0.0;
+    spreads[key] = to_json({});
+  }
+  phases[key] = phases[key].get<double>() + seconds.max;
+  Json& sum = spreads[key];
+  sum =
+      to_json({sum["min"].get<double>() + seconds.min, sum["median"].get<double>() + seconds.median,
+               sum["max"].get<double>() + seconds.max});
+}
+
+void Metrics::add_step(const std::string& stage, const RankSpread& seconds) {
+  json_["steps"][stage].push_back(seconds.max);
+  json_["over_ranks"]["steps"][stage].push_back(to_json(seconds));
+}
+
+void Metrics::set_bytes_read(int64_t total) { json_["bytes_read_total"] = total; }
+
+void Metrics::set_padding_fraction(double fraction) { json_["padding_fraction"] = fraction; }
+
+void Metrics::set_peak_bytes(int64_t host, std::optional<int64_t> device) {
+  json_["peak_host_bytes"] = host;
+  if (device) json_["peak_device_bytes"] = *device;
+}
+
+void Metrics::set_exchange(int64_t bytes, double seconds) {
+  json_["exchange"]["bytes"] = bytes;
+  json_["exchange"]["seconds"] = seconds;
+}
+
+void Metrics::set_total_s(double seconds) { json_["total_s"] = seconds; }
+
+void Metrics::set_extra(const std::string& key, Json value) { json_[key] = std::move(value); }
+
+void Metrics::write(const std::filesystem::path& path, bool overwrite) const {
+  PendingFile file(path, overwrite);
+  // Bytes that are no UTF-8 (a path from the environment) must not cost the whole file.
+  const std::string text = json_.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+  write_bytes(file.temporary(), path, {reinterpret_cast<const uint8_t*>(text.data()), text.size()});
+  file.commit();
+}
+
+Metrics::Json capture_environment(const std::function<const char*(const char*)>& variable) {
+  Metrics::Json json;
+  utsname names{};
+  ::uname(&names);
+  json["host"] = names.nodename;
+  json["kernel"] = std::string(names.sysname) + " " + names.release;
+  json["architecture"] = names.machine;
+  json["cpu"] = proc_value("/proc/cpuinfo", "model name");
+  json["cpu_threads"] = std::thread::hardware_concurrency();
+  json["host_memory"] = proc_value("/proc/meminfo", "MemTotal");
+  Metrics::Json& variables = json["variables"] = Metrics::Json::object();
+  for (const char* name : kVariables) {
+    const char* value = variable(name);
+    variables[name] = value != nullptr ? Metrics::Json(value) : Metrics::Json(nullptr);
+  }
+  return json;
+}
+
+int64_t peak_host_bytes() {
+  int64_t kibibytes = 0;
+  std::istringstream(proc_value("/proc/self/status", "VmHWM")) >> kibibytes;
+  return kibibytes * 1024;
+}
+
+}  // namespace flotilla::io

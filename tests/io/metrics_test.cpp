@@ -1,0 +1,108 @@
+#include "io/metrics.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+#include "io_support.h"
+#include "support/temp_dir.h"
+
+namespace flotilla::io {
+namespace {
+
+// Every field name with its place, values left out.
+std::vector<std::string> field_names(const Metrics::Json& json, const std::string& prefix = "") {
+  std::vector<std::string> names;
+  for (const auto& [key, value] : json.items()) {
+    names.push_back(prefix + key);
+    if (!value.is_object()) continue;
+    for (const std::string& name : field_names(value, prefix + key + ".")) names.push_back(name);
+  }
+  return names;
+}
+
+Metrics sample(double scale) {
+  Metrics metrics;
+  metrics.add_phase("load", {1 * scale, 2 * scale, 3 * scale});
+  metrics.add_phase("stage_1", {1 * scale, 1 * scale, 1 * scale});
+  metrics.add_step("stage_1", {0.1, 0.2, 0.3 * scale});
+  metrics.add_step("stage_1", {0.1, 0.2, 0.4 * scale});
+  metrics.set_bytes_read(123);
+  metrics.set_padding_fraction(0.25);
+  metrics.set_peak_bytes(1000, std::nullopt);
+  metrics.set_exchange(77, 0.5);
+  metrics.set_total_s(4);
+  return metrics;
+}
+
+TEST(MetricsTest, FixedNamesHoldTheFigures) {
+  const test::TempDir folder;
+  sample(1).write(folder / "m.json", false);
+  const auto json = nlohmann::json::parse(test::read_file(folder / "m.json"));
+  EXPECT_EQ(json.at("bytes_read_total"), 123);
+  EXPECT_EQ(json.at("padding_fraction"), 0.25);
+  EXPECT_EQ(json.at("peak_host_bytes"), 1000);
+  EXPECT_TRUE(json.at("peak_device_bytes").is_null());
+  EXPECT_EQ(json.at("exchange").at("bytes"), 77);
+  EXPECT_EQ(json.at("exchange").at("seconds"), 0.5);
+  EXPECT_EQ(json.at("phases").at("load_s"), 3.0);
+  EXPECT_EQ(json.at("over_ranks").at("phases").at("load_s").at("median"), 2.0);
+  EXPECT_EQ(json.at("steps").at("stage_1").size(), 2);
+  EXPECT_EQ(json.at("steps").at("stage_1")[1], 0.4);
+}
+
+TEST(MetricsTest, FieldsAreTheSameInTheSameOrderEveryTime) {
+  EXPECT_EQ(field_names(sample(1).json()), field_names(sample(3).json()));
+  const auto bare = field_names(Metrics().json());
+  const auto full = field_names(sample(1).json());
+  for (const std::string& name : bare)
+    EXPECT_NE(std::find(full.begin(), full.end(), name), full.end()) << name;
+}
+
+TEST(MetricsTest, PhaseThatComesTwiceIsSummed) {
+  Metrics metrics;
+  metrics.add_phase("decode", {1, 2, 3});
+  metrics.add_phase("decode", {1, 2, 3});
+  EXPECT_EQ(metrics.json()["phases"]["decode_s"], 6.0);
+  EXPECT_EQ(metrics.json()["over_ranks"]["phases"]["decode_s"]["min"], 2.0);
+}
+
+TEST(MetricsTest, SpreadTakesTheMedianOfEvenAndOddCounts) {
+  EXPECT_EQ(spread_over_ranks({3, 1, 2}).median, 2);
+  EXPECT_EQ(spread_over_ranks({4, 1, 2, 3}).median, 2.5);
+  EXPECT_EQ(spread_over_ranks({5}).min, 5);
+}
+
+TEST(MetricsTest, EnvironmentHoldsKnownVariablesAndNoSecrets) {
+  const auto variable = [](const char* name) -> const char* {
+    const std::string text = name;
+    if (text == "SLURM_JOB_ID") return "42";
+    return text == "USER" || text == "HOME" || text == "API_TOKEN" ? "secret" : nullptr;
+  };
+  const Metrics::Json json = capture_environment(variable);
+  EXPECT_EQ(json["variables"]["SLURM_JOB_ID"], "42");
+  EXPECT_TRUE(json["variables"]["NCCL_ALGO"].is_null());
+  EXPECT_FALSE(json["kernel"].get<std::string>().empty());
+  EXPECT_EQ(json.dump().find("secret"), std::string::npos);
+  EXPECT_EQ(field_names(json),
+            field_names(capture_environment([](const char*) { return nullptr; })));
+}
+
+TEST(MetricsTest, BytesThatAreNoTextDoNotCostTheFile) {
+  const test::TempDir folder;
+  Metrics metrics;
+  metrics.set_extra("path", "bad \xff byte");
+  metrics.write(folder / "m.json", false);
+  EXPECT_TRUE(nlohmann::json::accept(test::read_file(folder / "m.json")));
+}
+
+TEST(MetricsTest, PeakMemoryGrowsWithUse) {
+  const int64_t before = peak_host_bytes();
+  EXPECT_GT(before, 0);
+  std::vector<char> block(256 << 20, 'x');
+  EXPECT_EQ(block[block.size() / 2], 'x');
+  EXPECT_GT(peak_host_bytes(), before + (100 << 20));
+}
+
+}  // namespace
+}  // namespace flotilla::io
