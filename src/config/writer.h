@@ -1,0 +1,14 @@
+// Writes a Job as YAML: --print-config, the log's config in force, job_yaml in HDF5 files.
+#pragma once
+
+#include <string>
+
+#include "config/job.h"
+
+namespace flotilla::config {
+
+// All keys that the job's pipeline uses, with their values. Reading the text gives an equal job,
+// wherever it is read, since the paths of a loaded job are absolute.
+std::string to_yaml(const Job& job);
+
+}  // namespace flotilla::config
