@@ -1,0 +1,49 @@
+// The 3x3x3 convolution of the video VAE with its borders.
+// Frames are repeated at the ends (two in front when causal, else one at each end), rows and
+// columns are padded by zeros or by reflection. What would be a padding copy is one buffer that the
+// layer before writes into: padded() makes it, convolve() reads it. All activations are [B, C, F,
+// H, W] with channels innermost in memory (channels_last_3d): the norm over channels is then
+// contiguous, and frames are contiguous slices.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <array>
+#include <string_view>
+
+#include "loader/weight_arena.h"
+#include "vae/config.h"
+
+namespace flotilla::vae {
+
+struct Conv {
+  at::Tensor weight;  // [out, in, 3, 3, 3]
+  at::Tensor bias;    // [out]
+};
+// Takes "<name>.conv.weight" and "<name>.conv.bias".
+Conv take_conv(loader::WeightBinder& binder, std::string_view name, int64_t in, int64_t out);
+
+struct Borders {
+  SpatialPadding space = SpatialPadding::zeros;
+  bool causal = true;
+  // Further copies of the first frame in front.
+  int64_t extra_front = 0;
+
+  int64_t front() const { return (causal ? 2 : 1) + extra_front; }
+  int64_t back() const { return causal ? 0 : 1; }
+  // Rows and columns that the buffer holds at each side; zeros are left to the convolution.
+  int64_t margin() const { return space == SpatialPadding::reflect ? 1 : 0; }
+};
+
+// x with its borders. Errors (ErrorKind::config): reflection of a picture of one row or column.
+at::Tensor padded(const at::Tensor& x, const Borders& borders);
+// silu(pixel_norm(x)) with its borders; pixel_norm is x / sqrt(mean over channels of x^2 + 1e-8).
+at::Tensor padded_norm_silu(const at::Tensor& x, const Borders& borders);
+// The frames of a buffer of padded(), from `first` on, without the rows and columns of the border.
+at::Tensor frames_of(const at::Tensor& buffer, const Borders& borders, int64_t first);
+
+// Convolves a buffer of padded(): [B, in, F + borders, H, W] -> [B, out, F', H', W'].
+at::Tensor convolve(const at::Tensor& buffer, const Conv& conv, const Borders& borders,
+                    const std::array<int64_t, 3>& stride = {1, 1, 1});
+
+}  // namespace flotilla::vae

@@ -1,0 +1,107 @@
+#include "vae/decoder.h"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "base/error.h"
+#include "base/text.h"
+#include "vae/frame_blender.h"
+
+namespace flotilla::vae {
+namespace {
+
+// One number tells whether a tile is finite: NaN and infinity survive the sum, pixels cannot
+// overflow it.
+void check_finite(const at::Tensor& pixels, int64_t tile_idx, const TilePlan& plan) {
+  if (at::isfinite(pixels.sum(at::kFloat)).item<bool>()) return;
+  fail(ErrorKind::non_finite, fmt::format("decoded video: NaN or infinity in tile {} of {}",
+                                          tile_idx + 1, plan.num_tiles()));
+}
+
+}  // namespace
+
+at::Tensor to_uint8(const at::Tensor& frames) {
+  return (frames * 255).round_().clamp_(0, 255).to(at::kByte);
+}
+
+at::Tensor to_unit_range(at::Tensor pixels) { return pixels.add_(1.0).mul_(0.5).clamp_(0.0, 1.0); }
+
+DecoderWeights bind_decoder(const DecoderConfig& config, loader::WeightBinder& binder) {
+  loader::WeightBinder decoder = binder.scope("decoder.");
+  DecoderWeights weights;
+  int64_t channels = config.bottleneck_channels();
+  weights.conv_in = take_conv(decoder, "conv_in", config.latent_channels, channels);
+  for (const BlockConfig& block : config.blocks) {
+    const int64_t out = channels / block.multiplier;
+    loader::WeightBinder scope = decoder.scope(fmt::format("up_blocks.{}.", weights.blocks.size()));
+    weights.blocks.push_back(bind_block(block, channels, out, scope));
+    channels = out;
+  }
+  const int64_t patch_channels = config.pixel_channels * config.patch_size * config.patch_size;
+  weights.conv_out = take_conv(decoder, "conv_out", channels, patch_channels);
+  weights.statistics = bind_statistics(config.latent_channels, binder);
+  return weights;
+}
+
+VideoDecoder::VideoDecoder(DecoderConfig config, DecoderWeights weights,
+                           std::shared_ptr<const loader::WeightArena> arena)
+    : config_(std::move(config)), weights_(std::move(weights)), arena_(std::move(arena)) {}
+
+VideoDecoder VideoDecoder::from_checkpoint(std::shared_ptr<const loader::Checkpoint> checkpoint,
+                                           at::ScalarType dtype, at::Device device) {
+  return with_context("video decoder", [&] {
+    const VaeLocation at = locate_vae(*checkpoint);
+    DecoderConfig config = DecoderConfig::from_json(at.config);
+    auto arena = std::make_shared<loader::WeightArena>(
+        checkpoint,
+        std::vector<std::string>{at.prefix + "decoder.", at.prefix + "per_channel_statistics."},
+        dtype, device);
+    loader::WeightBinder binder(*arena);
+    loader::WeightBinder scope = binder.scope(at.prefix);
+    DecoderWeights weights = bind_decoder(config, scope);
+    binder.finish();
+    if (!device.is_meta()) arena->load();
+    return VideoDecoder(std::move(config), std::move(weights), std::move(arena));
+  });
+}
+
+void VideoDecoder::check_latent(const at::Tensor& latent) const {
+  FLOTILLA_ASSERT(latent.dim() == 5);
+  if (latent.size(1) != config_.latent_channels || latent.numel() == 0) {
+    fail(
+        ErrorKind::config,
+        fmt::format("the video decoder takes latents [B, {}, F, H, W] with no side of zero, not {}",
+                    config_.latent_channels, shape_text(latent.sizes().vec())));
+  }
+}
+
+at::Tensor VideoDecoder::decode(const at::Tensor& latent) const {
+  check_latent(latent);
+  const at::Tensor& like = weights_.conv_in.weight;
+  at::Tensor x = weights_.statistics.un_normalize(latent.to(like.device(), like.scalar_type()));
+  x = convolve(padded(x, borders()), weights_.conv_in, borders());
+  for (const Block& block : weights_.blocks) x = apply_block(block, std::move(x), borders());
+  at::Tensor buffer = padded_norm_silu(x, borders());
+  x.reset();
+  x = convolve(buffer, weights_.conv_out, borders());
+  buffer.reset();
+  return unpatchify_pixels(x, config_.patch_size);
+}
+
+void VideoDecoder::decode_frames(const at::Tensor& latent, const TilePlan& plan,
+                                 const FrameBatchCallback& on_frames,
+                                 const TileCallback& on_tile) const {
+  check_latent(latent);
+  FLOTILLA_ASSERT(latent.size(0) == 1 && plan.fits(latent));
+  const auto emit = [&](at::Tensor pixels) { on_frames(to_unit_range(std::move(pixels))); };
+  FrameBlender blender(plan, emit);
+  for (int64_t i = 0; i < plan.num_tiles(); ++i) {
+    const at::Tensor pixels = decode(plan.tile_of(latent, i));
+    check_finite(pixels, i, plan);
+    blender.add(pixels[0].permute({1, 2, 3, 0}));  // [F, H, W, 3]
+    if (on_tile) on_tile(i + 1, plan.num_tiles());
+  }
+}
+
+}  // namespace flotilla::vae
