@@ -1,0 +1,24 @@
+// The commands of the program: one file each, parse, prepare, run, report.
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+namespace flotilla::app {
+
+using Arguments = std::vector<std::string>;  // behind the command's name
+
+// Each returns the exit code; errors leave as flotilla::Error.
+int run(const Arguments& arguments);
+int decode(const Arguments& arguments);
+int bench(const Arguments& arguments);
+
+struct Command {
+  const char* name;
+  const char* summary;
+  int (*main)(const Arguments&);
+};
+std::span<const Command> commands();
+
+}  // namespace flotilla::app

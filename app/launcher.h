@@ -1,0 +1,22 @@
+// What a launcher (mpirun, srun) says of this process in its environment.
+#pragma once
+
+#include "pipeline/run_job.h"
+
+namespace flotilla::app {
+
+struct LaunchedRanks {
+  int rank = 0;
+  int world_size = 1;
+};
+// From the variables of a launcher's step; those of a batch script alone say nothing about ranks.
+LaunchedRanks launched_ranks();
+
+// Errors (ErrorKind::usage): more than one rank. Without this, every copy would run the whole job
+// over the others' files.
+void require_one_rank();
+
+// PATH and getenv, for the rooms that must not read the environment themselves.
+pipeline::Host host();
+
+}  // namespace flotilla::app

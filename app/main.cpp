@@ -1,0 +1,109 @@
+// The program: finds the command, turns errors into one message and an exit code.
+#include <ATen/ATen.h>
+#include <c10/core/InferenceMode.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <cstdio>
+#include <exception>
+#include <new>
+
+#include "app/command.h"
+#include "app/launcher.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "base/text.h"
+#include "version.h"
+
+namespace flotilla::app {
+namespace {
+
+constexpr Command kCommands[] = {
+    {"run", "generate the clip of a job file", &run},
+    {"decode", "make the clip again from a latents file", &decode},
+    {"bench", "measure the phases of a job", &bench},
+};
+
+void print_usage() {
+  fmt::print(
+      "flotilla: video with sound from text and images, with the LTX-2 models\n\n"
+      "usage: flotilla <command> [options]\n"
+      "       flotilla --help | --version\n\n"
+      "commands (flotilla <command> --help tells more):\n");
+  for (const auto& command : kCommands) fmt::print("  {:<10} {}\n", command.name, command.summary);
+  fmt::print(
+      "\nA first clip:  flotilla run configs/demo.yaml\n"
+      "More ranks never make a model fit: each holds all weights. What helps is a smaller clip, "
+      "decoder tiling,\n"
+      "or lower precision.\n");
+}
+
+void print_version() {
+  fmt::print("flotilla {} ({})\n", kVersion, kCommit);
+  fmt::print("build      {}, {}\n", kBuildType, kCompiler);
+  fmt::print("LibTorch   {}\n", kTorchVersion);
+  fmt::print("CUDA       {}\n", kCudaBuild);
+  fmt::print("MPI        {}\n", kMpiVersion);
+  fmt::print("HDF5       {}\n", kHdf5Version);
+}
+
+int dispatch(const Arguments& arguments) {
+  if (arguments.empty()) {
+    print_usage();
+    return exit_code(ErrorKind::usage);
+  }
+  const std::string& name = arguments.front();
+  // Texts come from one rank only, also under a launcher.
+  const bool speaks = launched_ranks().rank == 0;
+  if (name == "--help" || name == "-h" || name == "help") {
+    if (speaks) print_usage();
+    return 0;
+  }
+  if (name == "--version") {
+    if (speaks) print_version();
+    return 0;
+  }
+  std::vector<std::string> names;
+  for (const auto& command : kCommands) {
+    if (name == command.name) return command.main({arguments.begin() + 1, arguments.end()});
+    names.emplace_back(command.name);
+  }
+  const std::string near = nearest_word(name, names);
+  fail(ErrorKind::usage,
+       fmt::format("unknown command \"{}\"{}; commands: {}", excerpt(name),
+                   near.empty() ? "" : fmt::format(", did you mean \"{}\"?", near),
+                   fmt::join(names, ", ")));
+}
+
+int report(ErrorKind kind, const std::string& text) {
+  log::error(to_string(kind), "{}", text);
+  return exit_code(kind);
+}
+
+int guarded(const Arguments& arguments) {
+  try {
+    return dispatch(arguments);
+  } catch (const Error& error) {
+    return report(error.kind(), error.what());
+  } catch (const c10::OutOfMemoryError& error) {
+    return report(ErrorKind::memory,
+                  fmt::format("out of device memory: {}", error.what_without_backtrace()));
+  } catch (const std::bad_alloc&) {
+    return report(ErrorKind::memory, "out of host memory");
+  } catch (const c10::Error& error) {
+    return report(ErrorKind::internal, error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    return report(ErrorKind::internal, error.what());
+  }
+}
+
+}  // namespace
+
+std::span<const Command> commands() { return kCommands; }
+
+}  // namespace flotilla::app
+
+int main(int argc, char** argv) {
+  const c10::InferenceMode no_gradients;
+  return flotilla::app::guarded({argv + 1, argv + argc});
+}

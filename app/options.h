@@ -1,0 +1,36 @@
+// Options that commands share, on Boost.Program_options: exact names only, and an unknown option is
+// an error that names the nearest known one.
+#pragma once
+
+#include <boost/program_options.hpp>
+#include <string>
+#include <vector>
+
+#include "app/command.h"
+#include "config/load.h"
+
+namespace flotilla::app {
+
+namespace po = boost::program_options;
+
+struct Usage {
+  const char* command;   // "run"
+  const char* synopsis;  // "flotilla run JOB.yaml [options]"
+  const char* explanation;
+  const char* positional;  // name of the one positional argument
+};
+
+// Adds --help, --quiet, --verbose to `options` and parses. Empty when --help was asked for (and
+// printed). Errors: ErrorKind::usage. Sets the log's level.
+std::optional<po::variables_map> parse(const Usage& usage, po::options_description options,
+                                       const Arguments& arguments);
+
+// --set, and the short forms of keys that people change most.
+po::options_description job_options();
+// Those options as changes to the job, short forms after --set.
+std::vector<config::Override> job_overrides(const po::variables_map& values);
+
+// The positional argument. Errors (ErrorKind::usage): missing.
+std::string positional(const Usage& usage, const po::variables_map& values);
+
+}  // namespace flotilla::app

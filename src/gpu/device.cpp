@@ -1,0 +1,103 @@
+#include "gpu/device.h"
+
+#include <ATen/ATen.h>
+
+#include <fstream>
+#include <limits>
+#include <sstream>
+#ifdef FLOTILLA_CUDA
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <cuda_runtime_api.h>
+#endif
+
+#include "base/error.h"
+
+namespace flotilla::gpu {
+namespace {
+
+// The value of "key : value" in a file of /proc, or "".
+std::string proc_value(const char* path, const std::string& key) {
+  std::ifstream in(path);
+  for (std::string line; std::getline(in, line);) {
+    if (!line.starts_with(key)) continue;
+    const size_t colon = line.find(':');
+    if (colon == std::string::npos) continue;
+    const size_t start = line.find_first_not_of(" \t", colon + 1);
+    return start == std::string::npos ? "" : line.substr(start);
+  }
+  return "";
+}
+
+int64_t host_memory_bytes() {
+  int64_t bytes = 0;
+  std::istringstream(proc_value("/proc/meminfo", "MemTotal")) >> bytes;
+  bytes *= 1024;
+  // Slurm and containers bound a job by its control group (version 2, then 1).
+  for (const char* path :
+       {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
+    int64_t limit = 0;
+    std::ifstream in(path);
+    if (in >> limit && limit > 0) bytes = std::min(bytes, limit);
+  }
+  return bytes;
+}
+
+}  // namespace
+
+bool cuda_available() {
+#ifdef FLOTILLA_CUDA
+  return at::hasCUDA() && c10::cuda::device_count() > 0;
+#else
+  return false;
+#endif
+}
+
+std::string device_name(at::Device device) {
+#ifdef FLOTILLA_CUDA
+  if (device.is_cuda()) {
+    cudaDeviceProp properties{};
+    if (cudaGetDeviceProperties(&properties, std::max<int>(device.index(), 0)) != cudaSuccess)
+      return "CUDA device";
+    return properties.name;
+  }
+#endif
+  FLOTILLA_ASSERT(device.is_cpu());
+  const std::string name = proc_value("/proc/cpuinfo", "model name");
+  return name.empty() ? "CPU" : name;
+}
+
+int64_t total_memory_bytes(at::Device device) {
+#ifdef FLOTILLA_CUDA
+  if (device.is_cuda()) {
+    cudaDeviceProp properties{};
+    if (cudaGetDeviceProperties(&properties, std::max<int>(device.index(), 0)) != cudaSuccess)
+      return 0;
+    return static_cast<int64_t>(properties.totalGlobalMem);
+  }
+#endif
+  FLOTILLA_ASSERT(device.is_cpu());
+  return host_memory_bytes();
+}
+
+void synchronize(at::Device device) {
+#ifdef FLOTILLA_CUDA
+  if (device.is_cuda()) c10::cuda::device_synchronize();
+#else
+  FLOTILLA_ASSERT(device.is_cpu());
+#endif
+}
+
+int64_t peak_device_bytes(at::Device device) {
+#ifdef FLOTILLA_CUDA
+  if (device.is_cuda()) {
+    const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(
+        std::max<c10::DeviceIndex>(device.index(), 0));
+    return stats.reserved_bytes[0].peak;
+  }
+#endif
+  FLOTILLA_ASSERT(device.is_cpu());
+  return 0;
+}
+
+}  // namespace flotilla::gpu

@@ -1,0 +1,23 @@
+// The device that a rank computes on, and how much memory it has. Without CUDA: the host.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+
+namespace flotilla::gpu {
+
+// Whether this build has CUDA and a device can be used.
+bool cuda_available();
+// "NVIDIA H200", or the processor's name.
+std::string device_name(at::Device device);
+// All memory of the device (CPU: of the machine, or what a control group leaves of it). The total,
+// not what is free: plans made from it must be the same in every run on a machine.
+int64_t total_memory_bytes(at::Device device);
+// Waits until all work that was given to the device is done; nothing to do on the CPU.
+void synchronize(at::Device device);
+// Most memory that Torch has held on the device; 0 on the CPU.
+int64_t peak_device_bytes(at::Device device);
+
+}  // namespace flotilla::gpu

@@ -1,0 +1,22 @@
+// The `distilled` pipeline: text, 8 steps at half resolution, latent upsampling, 3 steps at full
+// resolution, decode. No guidance: the weights were distilled for it. Order of the noise draws and
+// schedules as in ltx_pipelines/distilled.py of the LTX-2 reference.
+#pragma once
+
+#include <cstdint>
+
+#include "io/latents_file.h"
+#include "pipeline/stages.h"
+
+namespace flotilla::pipeline {
+
+struct ClipLatents {
+  at::Tensor video;  // [1, C, F, H, W] at full resolution
+  at::Tensor audio;  // [1, C, T, mel]: what is decoded
+};
+
+// Up to and including stage 2. When `record` is given, contexts, noised tokens and latents go into
+// it under the names of io/latents_file.h.
+ClipLatents run_distilled(const Session& session, uint64_t seed, io::LatentsFile* record);
+
+}  // namespace flotilla::pipeline

@@ -1,0 +1,84 @@
+#include "pipeline/model_files.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <utility>
+
+#include "audio/vocoder.h"
+#include "base/error.h"
+#include "text/prompt_encoder.h"
+#include "transformer/transformer.h"
+#include "upsampler/latent_upsampler.h"
+#include "vae/decoder.h"
+#include "vae/encoder.h"
+
+namespace flotilla::pipeline {
+namespace {
+
+// Both stages of the pipelines are a factor of two apart.
+void check_upsampler_scale(const ModelFiles& files) {
+  const auto upsampler =
+      upsampler::LatentUpsampler::from_checkpoint(files.upsampler(), at::kFloat, at::kMeta);
+  const auto ratio = upsampler.config().ratio;
+  if (ratio.up != 2 * ratio.down) {
+    fail(ErrorKind::input,
+         fmt::format("\"{}\" enlarges by {}/{}; this pipeline needs the x2 upsampler",
+                     files.upsampler()->path().string(), ratio.up, ratio.down));
+  }
+}
+
+}  // namespace
+
+ModelFiles::ModelFiles(const config::Models& models) : text_encoder_(models.text_encoder) {
+  const bool monolith = !models.checkpoint.empty();
+  transformer_ = open(monolith ? models.checkpoint : models.transformer);
+  video_vae_ = open(monolith ? models.checkpoint : models.video_vae);
+  audio_vae_ = open(monolith ? models.checkpoint : models.audio_vae);
+  upsampler_ = open(models.spatial_upsampler);
+}
+
+CheckpointPtr ModelFiles::open(const std::filesystem::path& path) {
+  std::error_code code;
+  auto canonical = std::filesystem::weakly_canonical(path, code);
+  if (code) canonical = path;
+  CheckpointPtr& slot = opened_[canonical];
+  if (!slot) slot = loader::Checkpoint::open(path);
+  return slot;
+}
+
+std::string ModelFiles::digest() const {
+  return fmt::format("{}-{}-{}-{}", transformer_->digest(), video_vae_->digest(),
+                     audio_vae_->digest(), upsampler_->digest());
+}
+
+int64_t ModelFiles::bytes_read() const {
+  int64_t bytes = 0;
+  for (const auto& [path, checkpoint] : opened_) bytes += checkpoint->bytes_read();
+  return bytes;
+}
+
+void audit_models(const ModelFiles& files, const config::Job& job) {
+  const transformer::Transformer transformer(files.transformer(), at::kFloat, at::kMeta);
+  const text::PromptEncoder text(files.transformer(), files.text_encoder(), at::kFloat, at::kMeta);
+  const auto decoder = vae::VideoDecoder::from_checkpoint(files.video_vae(), at::kFloat, at::kMeta);
+  if (!job.images.empty())
+    vae::VideoEncoder::from_checkpoint(files.video_vae(), at::kFloat, at::kMeta);
+  if (job.output.audio) {
+    const auto audio =
+        audio::AudioDecoder::from_checkpoint(files.audio_vae(), at::kFloat, at::kMeta);
+    audio::check_fits(audio.config(),
+                      audio::Vocoder::from_checkpoint(files.audio_vae(), at::kMeta).config());
+  }
+  check_upsampler_scale(files);
+}
+
+int default_image_crf(const std::string& model_version) {
+  int major = 0;
+  int minor = 0;
+  if (std::sscanf(model_version.c_str(), "%d.%d", &major, &minor) != 2) return 33;
+  return std::pair(major, minor) >= std::pair(2, 4) ? 18 : 33;
+}
+
+}  // namespace flotilla::pipeline

@@ -1,0 +1,58 @@
+// How long the phases of a job and the steps of its stages take; what logs, metrics and benchmarks
+// read.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <chrono>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace flotilla::pipeline {
+
+class Phases {
+ public:
+  explicit Phases(at::Device device) : device_(device) {}
+
+  // Runs `work`, waits for the device and adds the time to `name`; errors get the name as context.
+  template <typename Work>
+  auto run(const std::string& name, Work&& work);
+  void add(const std::string& name, double seconds);
+  void add_step(const std::string& stage, double seconds) { steps_[stage].push_back(seconds); }
+
+  // Phases in the order of their first run, seconds.
+  const std::vector<std::pair<std::string, double>>& seconds() const { return seconds_; }
+  const std::map<std::string, std::vector<double>>& steps() const { return steps_; }
+  double total_s() const;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  class Scope {
+   public:
+    Scope(Phases& phases, std::string name);
+    ~Scope();  // adds the time also when the work throws
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+
+   private:
+    Phases& phases_;
+    std::string name_;
+    Clock::time_point start_;
+  };
+
+  at::Device device_;
+  std::vector<std::pair<std::string, double>> seconds_;
+  std::map<std::string, std::vector<double>> steps_;
+};
+
+}  // namespace flotilla::pipeline
+
+#include "base/error.h"
+
+template <typename Work>
+auto flotilla::pipeline::Phases::run(const std::string& name, Work&& work) {
+  const Scope scope(*this, name);
+  return with_context(name, std::forward<Work>(work));
+}

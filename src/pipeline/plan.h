@@ -1,0 +1,48 @@
+// What a job comes to before any work: sizes, tokens, schedules, tiles. Derived from the job and
+// the headers of the files alone, so every rank, and a dry run, derives the same plan.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+#include <vector>
+
+#include "config/job.h"
+#include "diffusion/latent_size.h"
+#include "diffusion/positions.h"
+#include "diffusion/schedule.h"
+#include "io/frame_sink.h"
+#include "pipeline/model_files.h"
+#include "vae/tile_plan.h"
+
+namespace flotilla::pipeline {
+
+struct StagePlan {
+  std::string name;  // "stage_1": also the name in logs, metrics and files
+  diffusion::VideoPixelSize pixels;
+  diffusion::VideoGrid grid;
+  diffusion::Sigmas sigmas;
+
+  int64_t num_steps() const { return static_cast<int64_t>(sigmas.size()) - 1; }
+};
+
+struct Plan {
+  at::Device device = at::kCPU;
+  at::ScalarType dtype = at::kFloat;
+  StagePlan stage_1;
+  StagePlan stage_2;
+  diffusion::AudioLatentSize audio;
+  diffusion::AudioTiming audio_timing;
+  vae::TilePlan decode_tiles;
+  io::VideoFormat format;
+  std::vector<std::string> warnings;  // for the log, once
+
+  // One line a stage, for the log and the dry run.
+  std::vector<std::string> describe() const;
+};
+
+// `job` is resolved (no `auto` in device and precision). Errors (ErrorKind::config): sizes or tiles
+// that the models cannot make.
+Plan make_plan(const config::Job& job, const ModelFiles& files);
+
+}  // namespace flotilla::pipeline

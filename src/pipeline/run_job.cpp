@@ -1,0 +1,179 @@
+#include "pipeline/run_job.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
+
+#include <random>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "base/text.h"
+#include "config/validate.h"
+#include "config/writer.h"
+#include "gpu/device.h"
+#include "io/ffmpeg.h"
+#include "pipeline/distilled.h"
+#include "pipeline/outputs.h"
+#include "pipeline/record.h"
+
+namespace flotilla::pipeline {
+namespace {
+
+// Takes frames and forgets them.
+class NullSink final : public io::FrameSink {
+ public:
+  void push(const io::FrameBatch&) override {}
+  void finish() override {}
+};
+
+void check_device(const config::Job& job) {
+  if (job.device == config::Device::cuda && !gpu::cuda_available()) {
+    fail(ErrorKind::machine,
+         "device: cuda, but there is no CUDA device here (or this is a build without CUDA); "
+         "use device: cpu, or auto");
+  }
+}
+
+bool needs_ffmpeg(const config::Job& job, Outputs outputs) {
+  if (outputs == Outputs::checked && job.output.path.extension() == ".mp4") return true;
+  return std::any_of(job.images.begin(), job.images.end(),
+                     [](const auto& image) { return image.crf != 0; });
+}
+
+// 63 random bits, so that the value is a legal `seed` again.
+uint64_t draw_seed() {
+  std::random_device source;
+  return (static_cast<uint64_t>(source()) << 32 | source()) >> 1;
+}
+
+void log_header(const PreparedJob& prepared) {
+  const auto& [job, ffmpeg, files, plan] = prepared;
+  log::info("run", "model {} (version {}), {} on {}, {} threads",
+            files->transformer()->path().filename().string(),
+            files->model_version().empty() ? "unknown" : files->model_version(),
+            config::to_string(job.precision), gpu::device_name(plan.device), at::get_num_threads());
+  log::info("run", "prompt \"{}\"", excerpt(job.prompt, 400));
+  log::info("run", "seed {}", *job.seed);
+  for (const auto& line : plan.describe()) log::info("plan", "{}", line);
+}
+
+io::LatentsFile make_record(const PreparedJob& prepared, const std::string& job_yaml) {
+  io::LatentsFile record;
+  record.flotilla_version = program_version();
+  record.job_yaml = job_yaml;
+  record.checkpoint_digest = prepared.files->digest();
+  record.seed = static_cast<int64_t>(*prepared.job.seed);
+  return record;
+}
+
+// Sound first: the clip's file can only be completed when it has both. The latents are on disk by
+// then, so a decode that fails loses nothing.
+void decode_and_write(const Session& session, const ClipLatents& latents,
+                      const std::string& job_yaml, io::LatentsFile* record) {
+  ClipWriter writer(session.job, session.plan, session.ffmpeg, job_yaml);
+  if (session.job.output.audio) {
+    const audio::Waveform waveform = decode_audio(session, latents.audio);
+    writer.set_audio(waveform);
+    if (record != nullptr) {
+      record->tensors[io::latents::kDecodedAudio] = waveform.samples[0].to(at::kCPU, at::kFloat);
+      record->sample_rate = waveform.sample_rate;
+    }
+  }
+  decode_video(session, latents.video, writer.frames());
+  if (record != nullptr && session.job.output.save_frames) {
+    record->tensors[io::latents::kDecodedVideo] = writer.saved_frames();
+  }
+}
+
+}  // namespace
+
+PreparedJob prepare_job(const config::LoadedJob& loaded, const Host& host, Outputs outputs) {
+  PreparedJob prepared;
+  config::check_supported(loaded.job, loaded.origins);
+  prepared.job =
+      config::resolve_job(loaded.job, {.has_gpu = gpu::cuda_available(), .world_size = 1});
+  config::Job& job = prepared.job;
+  check_device(job);
+  config::validate_files(job, loaded.origins);
+  if (needs_ffmpeg(job, outputs)) {
+    const auto found = io::find_ffmpeg({}, host.search_path);
+    if (found) prepared.ffmpeg = found->path;
+    if (outputs == Outputs::checked) check_outputs(job, found && found->can_write_mp4());
+  } else if (outputs == Outputs::checked) {
+    check_outputs(job, false);
+  }
+  if (job.threads) at::set_num_threads(static_cast<int>(*job.threads));
+  prepared.files = std::make_unique<ModelFiles>(job.models);
+  audit_models(*prepared.files, job);
+  prepared.plan = make_plan(job, *prepared.files);
+  if (!job.seed) job.seed = draw_seed();
+  for (const auto& warning : prepared.plan.warnings) log::warn("plan", "{}", warning);
+  return prepared;
+}
+
+Phases run_job(const PreparedJob& prepared, const Host& host) {
+  const auto& [job, ffmpeg, files, plan] = prepared;
+  log_header(prepared);
+  Phases phases(plan.device);
+  const Session session{job, *files, plan, phases, ffmpeg};
+  const std::string job_yaml = config::to_yaml(job);
+  const bool wants_latents = !job.output.latents.empty();
+  io::LatentsFile record = make_record(prepared, job_yaml);
+
+  const ClipLatents latents = run_distilled(session, *job.seed, wants_latents ? &record : nullptr);
+  if (wants_latents) {
+    phases.run("write_latents",
+               [&] { io::write_latents(job.output.latents, record, job.output.overwrite); });
+  }
+  decode_and_write(session, latents, job_yaml, wants_latents ? &record : nullptr);
+  if (wants_latents) {
+    // Again, with what was decoded; the file from before the decode is replaced.
+    phases.run("write_latents",
+               [&] { io::write_latents(job.output.latents, record, /*overwrite=*/true); });
+  }
+  write_metrics(prepared, phases, host);
+  return phases;
+}
+
+Phases decode_job(const PreparedJob& prepared, const io::LatentsFile& file, const Host& host) {
+  const auto& [job, ffmpeg, files, plan] = prepared;
+  Phases phases(plan.device);
+  const Session session{job, *files, plan, phases, ffmpeg};
+  ClipLatents latents{file.tensors.at(io::latents::kStage2Video),
+                      file.tensors.at(io::latents::kStage2Audio)};
+  if (!plan.decode_tiles.fits(latents.video)) {
+    fail(ErrorKind::input,
+         fmt::format("the latents are of shape {}, the job asks for a clip of {} x {}, {} frames",
+                     shape_text(latents.video.sizes().vec()), plan.format.width, plan.format.height,
+                     plan.format.num_frames));
+  }
+  for (const auto& line : plan.describe()) log::debug("plan", "{}", line);
+  decode_and_write(session, latents, config::to_yaml(job), nullptr);
+  write_metrics(prepared, phases, host);
+  return phases;
+}
+
+Phases run_without_outputs(const PreparedJob& prepared) {
+  const auto& [job, ffmpeg, files, plan] = prepared;
+  Phases phases(plan.device);
+  const Session session{job, *files, plan, phases, ffmpeg};
+  const ClipLatents latents = run_distilled(session, *job.seed, nullptr);
+  if (job.output.audio) decode_audio(session, latents.audio);
+  NullSink sink;
+  decode_video(session, latents.video, sink);
+  return phases;
+}
+
+std::vector<std::string> phase_table(const Phases& phases) {
+  std::vector<std::string> lines;
+  const double total = phases.total_s();
+  for (const auto& [name, seconds] : phases.seconds()) {
+    lines.push_back(fmt::format("{:<18} {:>9.3f} s  {:>5.1f} %", name, seconds,
+                                total > 0 ? 100 * seconds / total : 0.0));
+  }
+  lines.push_back(fmt::format("{:<18} {:>9.3f} s", "total", total));
+  return lines;
+}
+
+}  // namespace flotilla::pipeline

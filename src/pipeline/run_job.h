@@ -1,0 +1,54 @@
+// One job from its loaded configuration to its files: the path behind `flotilla run`, `decode` and
+// `bench pipeline`. Everything that can be refused is refused by prepare_job(), before the first
+// weight is read.
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "config/load.h"
+#include "io/latents_file.h"
+#include "pipeline/model_files.h"
+#include "pipeline/phases.h"
+#include "pipeline/plan.h"
+#include "pipeline/stages.h"
+
+namespace flotilla::pipeline {
+
+// What the program knows of its surroundings; only app/ reads the environment.
+struct Host {
+  std::string search_path;                           // of programs: PATH
+  std::function<const char*(const char*)> variable;  // getenv
+};
+
+struct PreparedJob {
+  config::Job job;  // resolved: no `auto` in device and precision, seed set
+  std::filesystem::path ffmpeg;
+  std::unique_ptr<ModelFiles> files;
+  Plan plan;
+};
+
+enum class Outputs { checked, ignored };
+// Errors, in this order: ErrorKind::config (not supported), ErrorKind::machine (no such device),
+// ErrorKind::input (missing, damaged or unfitting files), ErrorKind::output (with
+// Outputs::checked).
+PreparedJob prepare_job(const config::LoadedJob& loaded, const Host& host,
+                        Outputs outputs = Outputs::checked);
+
+// Runs it and writes all outputs. Returns the times.
+Phases run_job(const PreparedJob& prepared, const Host& host);
+
+// Decodes the latents of `file` (written by run_job) and writes the clip of `prepared`. Errors
+// (ErrorKind::input): the file lacks latents, or they are of another size.
+Phases decode_job(const PreparedJob& prepared, const io::LatentsFile& file, const Host& host);
+
+// Runs it and drops the frames; for benchmarks.
+Phases run_without_outputs(const PreparedJob& prepared);
+
+// "text 0.41 s (12 %)" and so on, one line a phase, then the total.
+std::vector<std::string> phase_table(const Phases& phases);
+
+}  // namespace flotilla::pipeline

@@ -1,0 +1,168 @@
+#include "pipeline/stages.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <chrono>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "base/progress.h"
+#include "base/text.h"
+#include "diffusion/noise.h"
+#include "diffusion/patchify.h"
+#include "diffusion/sampler.h"
+#include "io/image_resize.h"
+#include "pipeline/transformer_denoiser.h"
+#include "vae/decoder.h"
+#include "vae/encoder.h"
+
+namespace flotilla::pipeline {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+void report_truncation(const config::Job& job, const text::PromptEmbedding& prompt) {
+  if (prompt.num_dropped == 0) return;
+  const std::string what = fmt::format(
+      "the prompt is too long: {} tokens are used, {} are dropped, from the word \"{}\" on",
+      prompt.num_tokens, prompt.num_dropped, excerpt(prompt.first_dropped_word));
+  if (job.text.strict_length)
+    fail(ErrorKind::config, what + "; shorten it, or set text.strict_length: false");
+  log::warn("text", "{}", what);
+}
+
+// Frame 0 replaces the first latent; later frames, and negative ones (before the clip), are
+// appended.
+diffusion::ConditioningItem item_of(const config::Image& image, at::Tensor latent) {
+  if (image.frame == 0) return diffusion::ReplaceFrame{std::move(latent), 0, image.strength};
+  return diffusion::AppendKeyframe{std::move(latent), image.frame, image.strength};
+}
+
+diffusion::AvLatents noised_start(const Session& session, const DenoiseRequest& request) {
+  const at::TensorOptions options =
+      at::TensorOptions(session.plan.device).dtype(session.plan.dtype);
+  diffusion::AvLatents latents;
+  latents.video = diffusion::apply_conditioning(
+      diffusion::make_video_state(request.stage.grid, options, request.initial_video),
+      request.stage.grid, request.items);
+  latents.audio = diffusion::make_audio_state(session.plan.audio, options, request.initial_audio,
+                                              session.plan.audio_timing);
+  // A stage that starts from noise alone does so at full strength, whatever its first sigma.
+  const double noise_scale = request.initial_video.defined() ? request.stage.sigmas.front() : 1.0;
+  return diffusion::add_noise(std::move(latents), request.noise, noise_scale);
+}
+
+}  // namespace
+
+text::PromptEmbedding encode_prompt(const Session& session, const std::string& prompt) {
+  text::PromptEncoder encoder = session.phases.run("load_text", [&] {
+    text::PromptEncoder made(session.files.transformer(), session.files.text_encoder(),
+                             session.plan.dtype, session.plan.device);
+    made.load();
+    return made;
+  });
+  return session.phases.run("text", [&] {
+    auto embedding = encoder.encode(prompt);
+    report_truncation(session.job, embedding);
+    return embedding;
+  });
+}
+
+std::vector<StageItems> encode_images(const Session& session,
+                                      const std::vector<const StagePlan*>& stages) {
+  std::vector<StageItems> items(stages.size());
+  if (session.job.images.empty()) return items;
+  return session.phases.run("encode_images", [&] {
+    const auto encoder = vae::VideoEncoder::from_checkpoint(
+        session.files.video_vae(), session.plan.dtype, session.plan.device);
+    for (size_t s = 0; s < stages.size(); ++s) {
+      for (const auto& image : session.job.images) {
+        const auto crf =
+            static_cast<int>(image.crf.value_or(default_image_crf(session.files.model_version())));
+        const at::Tensor pixels = io::load_conditioning_image(
+            image.path, stages[s]->pixels.height, stages[s]->pixels.width, crf, session.ffmpeg);
+        at::Tensor latent = encoder.encode(pixels.to(session.plan.device, session.plan.dtype));
+        if (!at::isfinite(latent).all().item<bool>()) {
+          fail(ErrorKind::non_finite,
+               fmt::format("the video VAE encodes image \"{}\" to non-finite numbers; "
+                           "text-to-video works without it",
+                           image.path.string()));
+        }
+        items[s].push_back(item_of(image, std::move(latent)));
+      }
+    }
+    return items;
+  });
+}
+
+StageLatents denoise(const Session& session, const DenoiseRequest& request) {
+  return session.phases.run(request.stage.name, [&] {
+    diffusion::AvLatents start = noised_start(session, request);
+    if (request.on_start) request.on_start(start);
+    TransformerDenoiser denoiser(request.model, request.prompt, start);
+    diffusion::EulerSampler sampler;
+    const diffusion::DenoiseStage stage{request.stage.name, request.stage.sigmas, std::move(start),
+                                        denoiser, sampler};
+    diffusion::DenoiseState state = diffusion::start_stage(stage, request.noise);
+    Progress progress(request.stage.name, stage.num_steps());
+    auto step_start = Clock::now();
+    diffusion::run_denoise_loop(
+        stage, state, [&](const diffusion::DenoiseState&, int64_t step, int64_t) {
+          const auto now = Clock::now();
+          session.phases.add_step(request.stage.name,
+                                  std::chrono::duration<double>(now - step_start).count());
+          step_start = now;
+          progress.update(step);
+          return diffusion::SafePoint::go_on;
+        });
+    const diffusion::AvLatents end = diffusion::latents_at(stage, state);
+    return StageLatents{
+        diffusion::unpatchify_video(diffusion::target_tokens(end.video), request.stage.grid.size),
+        diffusion::unpatchify_audio(diffusion::target_tokens(end.audio), session.plan.audio)};
+  });
+}
+
+at::Tensor upsample(const Session& session, const at::Tensor& video_latent) {
+  return session.phases.run("upsample", [&] {
+    const auto& [files, plan] = std::tie(session.files, session.plan);
+    const auto statistics = vae::load_statistics(files.video_vae(), plan.dtype, plan.device);
+    const auto model =
+        upsampler::LatentUpsampler::from_checkpoint(files.upsampler(), plan.dtype, plan.device);
+    return upsampler::upsample_video(model, video_latent, statistics.mean, statistics.std);
+  });
+}
+
+void decode_video(const Session& session, const at::Tensor& video_latent, io::FrameSink& sink) {
+  session.phases.run("decode_video", [&] {
+    const auto& [files, plan] = std::tie(session.files, session.plan);
+    const auto decoder =
+        vae::VideoDecoder::from_checkpoint(files.video_vae(), plan.dtype, plan.device);
+    int64_t next_frame = 0;
+    Progress progress("decode", plan.decode_tiles.num_tiles());
+    decoder.decode_frames(
+        video_latent.to(plan.device, plan.dtype), plan.decode_tiles,
+        [&](const at::Tensor& frames) {
+          sink.push(io::make_frame_batch(vae::to_uint8(frames), next_frame));
+          next_frame += frames.size(0);
+        },
+        [&](int64_t done, int64_t) { progress.update(done); });
+    sink.finish();
+  });
+}
+
+audio::Waveform decode_audio(const Session& session, const at::Tensor& audio_latent) {
+  return session.phases.run("decode_audio", [&] {
+    const auto& [files, plan] = std::tie(session.files, session.plan);
+    const auto decoder =
+        audio::AudioDecoder::from_checkpoint(files.audio_vae(), plan.dtype, plan.device);
+    const auto vocoder = audio::Vocoder::from_checkpoint(files.audio_vae(), plan.device);
+    auto waveform = audio::decode_audio(decoder, vocoder, audio_latent.to(plan.device, plan.dtype));
+    if (!at::isfinite(waveform.samples).all().item<bool>()) {
+      fail(ErrorKind::non_finite, "the decoded sound has non-finite samples");
+    }
+    return waveform;
+  });
+}
+
+}  // namespace flotilla::pipeline
