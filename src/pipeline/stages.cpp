@@ -108,12 +108,13 @@ StageLatents denoise(const Session& session, const DenoiseRequest& request) {
     Progress progress(request.stage.name, stage.num_steps());
     auto step_start = Clock::now();
     diffusion::run_denoise_loop(
-        stage, state, [&](const diffusion::DenoiseState&, int64_t step, int64_t) {
+        stage, state, [&](const diffusion::DenoiseState& now_at, int64_t step, int64_t) {
           const auto now = Clock::now();
           session.phases.add_step(request.stage.name,
                                   std::chrono::duration<double>(now - step_start).count());
           step_start = now;
           progress.update(step);
+          if (session.after_step) session.after_step(now_at);
           return diffusion::SafePoint::go_on;
         });
     const diffusion::AvLatents end = diffusion::latents_at(stage, state);

@@ -30,6 +30,8 @@ struct Session {
   const Plan& plan;
   Phases& phases;
   std::filesystem::path ffmpeg;  // empty: there is none
+  // Called after each denoise step of every stage with the state to go on from; may be empty.
+  std::function<void(const diffusion::DenoiseState&)> after_step = {};
 };
 
 // Loads Gemma and the connectors, encodes, frees them. Warns when the prompt was cut. Errors

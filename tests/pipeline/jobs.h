@@ -1,0 +1,71 @@
+// Jobs on the tiny and the demo models, and sessions to run them in pieces.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <cstdlib>
+#include <memory>
+
+#include "config/load.h"
+#include "config/validate.h"
+#include "io/frame_sink.h"
+#include "pipeline/distilled.h"
+#include "pipeline/run_job.h"
+#include "support/golden.h"
+
+namespace flotilla::test {
+
+inline pipeline::Host host() {
+  const char* path = std::getenv("PATH");
+  return {path == nullptr ? "" : path, [](const char* name) { return std::getenv(name); }};
+}
+
+// A distilled job on the tiny 2.3 checkpoint, in fp32 on the CPU.
+inline config::Job tiny_job() {
+  config::Job job;
+  job.models.checkpoint = tiny_dir() / "ltx23-dev.safetensors";
+  job.models.spatial_upsampler = tiny_dir() / "ltx23-spatial-upscaler-x2.safetensors";
+  job.models.text_encoder = tiny_dir() / "gemma";
+  job.device = config::Device::cpu;
+  job.precision = config::Precision::fp32;
+  job.seed = 1;
+  return job;
+}
+
+inline config::Job demo_job(const std::string& prompt, uint64_t seed) {
+  const auto models = source_dir() / "models/demo";
+  config::Job job;
+  job.models.checkpoint = models / "ltx-demo-dev.safetensors";
+  job.models.spatial_upsampler = models / "ltx-demo-spatial-upscaler-x2.safetensors";
+  job.models.text_encoder = models / "gemma";
+  job.device = config::Device::cpu;
+  job.precision = config::Precision::fp32;
+  job.prompt = prompt;
+  job.seed = seed;
+  job.video = {.width = 384, .height = 256, .num_frames = 25, .frame_rate = {24}};
+  return job;
+}
+
+// A job with what its stages need.
+struct PieceRunner {
+  explicit PieceRunner(config::Job given)
+      : job(std::move(given)),
+        files(job.models),
+        plan(pipeline::make_plan(job, files)),
+        phases(plan.device) {}
+
+  pipeline::Session session() { return {job, files, plan, phases, {}}; }
+  // uint8 [F, H, W, 3] of a latent.
+  at::Tensor decode(const at::Tensor& latent) {
+    io::FrameCollector collector(plan.format);
+    pipeline::decode_video(session(), latent, collector);
+    return collector.frames().clone();
+  }
+
+  config::Job job;
+  pipeline::ModelFiles files;
+  pipeline::Plan plan;
+  pipeline::Phases phases;
+};
+
+}  // namespace flotilla::test
