@@ -13,7 +13,7 @@
 #include "diffusion/patchify.h"
 #include "diffusion/sampler.h"
 #include "io/image_resize.h"
-#include "pipeline/transformer_denoiser.h"
+#include "pipeline/pass_runner.h"
 #include "vae/decoder.h"
 #include "vae/encoder.h"
 
@@ -100,7 +100,10 @@ StageLatents denoise(const Session& session, const DenoiseRequest& request) {
   return session.phases.run(request.stage.name, [&] {
     diffusion::AvLatents start = noised_start(session, request);
     if (request.on_start) request.on_start(start);
-    TransformerDenoiser denoiser(request.model, request.prompt, start);
+    TransformerPassRunner runner(
+        request.model, {{request.prompt.video_context, request.prompt.audio_context}, {}}, start);
+    const diffusion::GuiderSchedule no_guidance{diffusion::GuiderParams{}};
+    diffusion::GuidedDenoiser denoiser(runner, no_guidance, no_guidance);
     diffusion::EulerSampler sampler;
     const diffusion::DenoiseStage stage{request.stage.name, request.stage.sigmas, std::move(start),
                                         denoiser, sampler};
