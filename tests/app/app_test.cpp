@@ -1,0 +1,242 @@
+// The program as users meet it: exit codes, one clear message, files where they were asked for.
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <chrono>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "io/ffmpeg.h"
+#include "io/latents_file.h"
+#include "io/mp4_info.h"
+#include "io/subprocess.h"
+#include "support/compare.h"
+#include "support/golden.h"
+#include "support/temp_dir.h"
+
+namespace flotilla {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
+
+struct Outcome {
+  int code;
+  std::string out;
+  std::string err;
+};
+
+Outcome flotilla(std::vector<std::string> arguments, const std::string& input = "") {
+  arguments.insert(arguments.begin(), FLOTILLA_PROGRAM);
+  const auto result = io::run_process(
+      arguments, {reinterpret_cast<const uint8_t*>(input.data()), input.size()}, /*limit_s=*/120);
+  EXPECT_TRUE(WIFEXITED(result.status)) << io::describe_status(result.status);
+  return {WEXITSTATUS(result.status), std::string(result.output.begin(), result.output.end()),
+          result.errors};
+}
+
+bool have_ffmpeg() {
+  const auto found = io::find_ffmpeg({}, std::getenv("PATH") != nullptr ? std::getenv("PATH") : "");
+  return found && found->can_write_mp4();
+}
+
+// A small job on the tiny model; `models` is the folder that holds it.
+std::string job(const fs::path& models, const std::string& output, const std::string& more = "") {
+  return fmt::format(
+      "models:\n  checkpoint: {0}/ltx23-dev.safetensors\n  spatial_upsampler: "
+      "{0}/ltx23-spatial-upscaler-x2.safetensors\n"
+      "  text_encoder: {0}/gemma\nprompt: a boat\nseed: 3\ndevice: cpu\nprecision: fp32\n"
+      "video: {{width: 128, height: 64, num_frames: 9, frame_rate: 24}}\noutput: {{{1}}}\n{2}",
+      models.string(), output, more);
+}
+
+class AppTest : public ::testing::Test {
+ protected:
+  std::string write_job(const std::string& text, const std::string& name = "job.yaml") {
+    test::write_file(dir_ / name, text);
+    return (dir_ / name).string();
+  }
+  test::TempDir dir_;
+};
+
+TEST_F(AppTest, TextsComeAtOnceAndFirstLineIsTheVersion) {
+  const auto start = std::chrono::steady_clock::now();
+  EXPECT_THAT(flotilla({"--version"}).out, StartsWith("flotilla "));
+  for (const char* command : {"run", "decode", "bench"}) {
+    const Outcome help = flotilla({command, "--help"});
+    EXPECT_EQ(help.code, 0);
+    EXPECT_THAT(help.out, HasSubstr("usage: flotilla " + std::string(command)));
+  }
+  EXPECT_EQ(flotilla({"--help"}).code, 0);
+  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
+  EXPECT_LT(elapsed.count(), 5 * 1.0);  // a second each
+}
+
+TEST_F(AppTest, WrongUsageNamesTheNearestWord) {
+  EXPECT_EQ(flotilla({}).code, 2);
+  const Outcome command = flotilla({"rnu"});
+  EXPECT_EQ(command.code, 2);
+  EXPECT_THAT(command.err, HasSubstr("did you mean \"run\""));
+  const Outcome option = flotilla({"run", "x.yaml", "--promt", "x"});
+  EXPECT_EQ(option.code, 2);
+  EXPECT_THAT(option.err, HasSubstr("did you mean --prompt"));
+  EXPECT_EQ(flotilla({"run"}).code, 2);
+  EXPECT_EQ(flotilla({"run", "a.yaml", "b.yaml"}).code, 2);
+  EXPECT_EQ(
+      flotilla({"run", write_job(job(test::tiny_dir(), "path: a.y4m")), "--set", "nonsense"}).code,
+      2);
+}
+
+TEST_F(AppTest, JobFaultsAreToldTogetherWithTheirPlaces) {
+  const std::string path = write_job(
+      "models: {checkpoint: a}\nvideo: {width: 100, height: 100, num_frame: 9}\nseed: -1\n");
+  const Outcome outcome = flotilla({"run", path});
+  EXPECT_EQ(outcome.code, 2);
+  EXPECT_THAT(outcome.err,
+              AllOf(HasSubstr("job.yaml:2:"), HasSubstr("video.width"), HasSubstr("video.height"),
+                    HasSubstr("num_frames"), HasSubstr("job.yaml:3:")));
+  EXPECT_EQ(outcome.out, "");
+}
+
+TEST_F(AppTest, ExitCodesTellTheKindOfFault) {
+  EXPECT_EQ(flotilla({"run", (dir_ / "none.yaml").string()}).code, 2);
+  EXPECT_EQ(flotilla({"run", write_job(job(dir_.path(), "path: a.y4m"))}).code, 3);
+  test::write_file(dir_ / "a.y4m", "old");
+  EXPECT_EQ(flotilla({"run", write_job(job(test::tiny_dir(), "path: a.y4m"))}).code, 8);
+  EXPECT_EQ(test::read_file(dir_ / "a.y4m"), "old");
+  EXPECT_EQ(flotilla({"run", write_job(job(test::tiny_dir(), "path: a.y4m/b.y4m"))}).code, 8);
+}
+
+TEST_F(AppTest, RunsUnderALauncherOnlyWithOneRank) {
+  const std::string path = write_job(job(test::tiny_dir(), "path: a.y4m"));
+  ::setenv("OMPI_COMM_WORLD_SIZE", "4", 1);
+  ::setenv("OMPI_COMM_WORLD_RANK", "0", 1);
+  const Outcome first = flotilla({"run", path});
+  ::setenv("OMPI_COMM_WORLD_RANK", "2", 1);
+  const Outcome other = flotilla({"run", path});
+  const Outcome silent = flotilla({"--version"});
+  ::unsetenv("OMPI_COMM_WORLD_SIZE");
+  ::unsetenv("OMPI_COMM_WORLD_RANK");
+  EXPECT_EQ(first.code, 2);
+  EXPECT_THAT(first.err, HasSubstr("4 ranks"));
+  EXPECT_EQ(other.code, 2);
+  EXPECT_EQ(other.err, "");
+  EXPECT_EQ(silent.out, "");
+  EXPECT_FALSE(fs::exists(dir_ / "a.y4m"));
+}
+
+TEST_F(AppTest, PrintedConfigIsTheSameJob) {
+  const std::string path = write_job(job(test::tiny_dir(), "path: a.y4m"));
+  const Outcome printed =
+      flotilla({"run", path, "--print-config", "--seed", "5", "--prompt", "two: boats"});
+  EXPECT_EQ(printed.code, 0);
+  EXPECT_THAT(printed.out, AllOf(HasSubstr("seed: 5"), HasSubstr("two: boats")));
+  EXPECT_EQ(flotilla({"run", write_job(printed.out, "again.yaml"), "--print-config"}).out,
+            printed.out);
+  EXPECT_EQ(flotilla({"run", "-", "--print-config"}, printed.out).out, printed.out);
+}
+
+TEST_F(AppTest, OptionsOverrideTheFile) {
+  const std::string path = write_job(job(test::tiny_dir(), "path: a.y4m"));
+  const std::string clip = (dir_ / "b.y4m").string();
+  const Outcome outcome =
+      flotilla({"run", path, "--output", clip, "--latents", (dir_ / "b.h5").string(), "--metrics",
+                (dir_ / "b.json").string(), "--seed", "11", "--set", "video.num_frames=17"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out,
+              AllOf(HasSubstr(clip), HasSubstr("17 frames"), HasSubstr("seed           11"),
+                    HasSubstr("a boat"), HasSubstr("stage_1"), HasSubstr("total")));
+  EXPECT_TRUE(fs::exists(clip) && fs::exists(dir_ / "b.h5") && fs::exists(dir_ / "b.json"));
+  EXPECT_FALSE(fs::exists(dir_ / "a.y4m"));
+  for (const auto& entry : fs::directory_iterator(dir_.path())) {
+    EXPECT_THAT(entry.path().filename().string(), Not(HasSubstr(".tmp")));
+  }
+}
+
+TEST_F(AppTest, LongPromptIsCutAloudOrRefused) {
+  std::string prompt;
+  for (int i = 0; i < 3000; ++i) prompt += fmt::format("word{} ", i);
+  const std::string path = write_job(job(test::tiny_dir(), "path: a.y4m"));
+  const Outcome strict =
+      flotilla({"run", path, "--prompt", prompt, "--set", "text.strict_length=true"});
+  EXPECT_EQ(strict.code, 2);
+  EXPECT_THAT(strict.err, HasSubstr("dropped"));
+  EXPECT_FALSE(fs::exists(dir_ / "a.y4m"));
+  const Outcome warned = flotilla({"run", path, "--prompt", prompt, "--quiet"});
+  EXPECT_EQ(warned.code, 0);
+  EXPECT_THAT(warned.err, AllOf(HasSubstr("WARNING"), HasSubstr("1024 tokens"), HasSubstr("word")));
+}
+
+// Config, models and outputs below a name that a shell would take apart.
+TEST_F(AppTest, OddPathsWork) {
+  const fs::path odd = dir_.path() / "my dir" / "\xC3\xA4;$(x)'";
+  fs::create_directories(odd);
+  fs::create_directory_symlink(test::tiny_dir(), odd / "models");
+  const bool mp4 = have_ffmpeg();
+  const std::string clip = mp4 ? "-clip \"1\".mp4" : "-clip \"1\".y4m";
+  test::write_file(
+      odd / "job.yaml",
+      "models:\n  checkpoint: models/ltx23-dev.safetensors\n  spatial_upsampler: "
+      "models/ltx23-spatial-upscaler-x2.safetensors\n"
+      "  text_encoder: models/gemma\nprompt: a boat\nseed: 3\ndevice: cpu\nprecision: fp32\n"
+      "video: {width: 128, height: 64, num_frames: 9}\nimages: [{path: models/image.png, crf: " +
+          std::string(mp4 ? "33" : "0") + "}]\noutput: {path: './" + clip +
+          "', latents: l.h5, contact_sheet: c.png}\n");
+  const Outcome outcome = flotilla({"run", (odd / "job.yaml").string()});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_TRUE(fs::exists(odd / clip));
+  EXPECT_TRUE(fs::exists(odd / "l.h5") && fs::exists(odd / "c.png"));
+}
+
+TEST_F(AppTest, ClipHasTheSizeTheFramesAndTheRate) {
+  if (!have_ffmpeg()) GTEST_SKIP() << "no ffmpeg with libx264 and aac";
+  const std::string path = write_job(job(test::tiny_dir(), "path: a.mp4, metrics: a.json"));
+  const Outcome outcome = flotilla(
+      {"run", path, "--set", "video.frame_rate=24000/1001", "--set", "video.num_frames=25"});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const io::Mp4Info info = io::read_mp4_info(dir_ / "a.mp4");
+  ASSERT_TRUE(info.video && info.audio);
+  EXPECT_EQ(info.video->width, 128);
+  EXPECT_EQ(info.video->height, 64);
+  EXPECT_EQ(info.video->num_samples, 25);
+  EXPECT_EQ(info.video->duration * 24000, 25 * 1001 * info.video->timescale);
+  EXPECT_NEAR(info.audio->shown_s, 25 * 1001.0 / 24000, 0.001);
+  const Outcome silent = flotilla({"run", path, "--overwrite", "--set", "output.audio=false"});
+  ASSERT_EQ(silent.code, 0) << silent.err;
+  EXPECT_FALSE(io::read_mp4_info(dir_ / "a.mp4").audio.has_value());
+}
+
+TEST_F(AppTest, DecodeMakesTheClipAgain) {
+  const std::string path = write_job(job(test::tiny_dir(), "path: a.y4m, latents: a.h5"));
+  ASSERT_EQ(flotilla({"run", path}).code, 0);
+  const std::string latents = (dir_ / "a.h5").string();
+  const Outcome exists = flotilla({"decode", latents});
+  EXPECT_EQ(exists.code, 8);
+  const Outcome again = flotilla({"decode", latents, "--output", (dir_ / "b.y4m").string()});
+  EXPECT_EQ(again.code, 0) << again.err;
+  EXPECT_EQ(test::read_file(dir_ / "b.y4m"), test::read_file(dir_ / "a.y4m"));
+  test::write_file(dir_ / "bad.h5", "not HDF5");
+  EXPECT_EQ(flotilla({"decode", (dir_ / "bad.h5").string()}).code, 3);
+}
+
+TEST_F(AppTest, BenchPipelinePrintsEveryPhase) {
+  const std::string path = write_job(job(test::tiny_dir(), "path: a.y4m"));
+  const Outcome outcome = flotilla({"bench", "pipeline", "--job", path, "--warmup", "0", "--iters",
+                                    "2", "--json", (dir_ / "b.json").string()});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, AllOf(StartsWith("# flotilla bench pipeline"), HasSubstr("stage_2"),
+                                 HasSubstr("decode_video")));
+  const auto json = nlohmann::json::parse(test::read_file(dir_ / "b.json"));
+  EXPECT_EQ(json.at("phases").at("total_s").size(), 2U);
+  EXPECT_FALSE(fs::exists(dir_ / "a.y4m"));
+  EXPECT_EQ(flotilla({"bench", "teapot"}).code, 2);
+}
+
+}  // namespace
+}  // namespace flotilla
