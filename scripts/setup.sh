@@ -6,6 +6,7 @@
 # Environment:
 #   FLOTILLA_TORCH_ROOT   folder of a torch package to use (else: python3's own torch 2.11, else a wheel in .deps/)
 #   FLOTILLA_CMAKE_ARGS   more arguments for the configure step
+#   FLOTILLA_INSTALL=0    install nothing; say what is missing
 #   FLOTILLA_JOBS         parallel compile jobs (default: cores, bounded by memory)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -18,7 +19,7 @@ flavour=${1:-auto}
 case $flavour in
   auto) if [ -e /dev/nvidiactl ] || { have nvidia-smi && nvidia-smi >/dev/null 2>&1; }; then flavour=cuda; else flavour=cpu; fi ;;
   cpu | cuda) ;;
-  -h | --help) sed -n '2,10p' "${BASH_SOURCE[0]}" | sed 's/^# \{0,1\}//'; exit 0 ;;
+  -h | --help) sed -n '2,11p' "${BASH_SOURCE[0]}" | sed 's/^# \{0,1\}//'; exit 0 ;;
   *) printf 'usage: %s [cpu|cuda]\n' "$0" >&2; exit 2 ;;
 esac
 
@@ -45,7 +46,7 @@ install_packages() {
   local missing=() p
   for p in "${packages[@]}"; do installed "$p" || provided_otherwise "$p" || missing+=("$p"); done
   ((${#missing[@]})) || return 0
-  if have apt-get && [ "$(id -u)" = 0 ]; then
+  if [ "${FLOTILLA_INSTALL:-1}" = 1 ] && have apt-get && [ "$(id -u)" = 0 ]; then
     say "apt-get install ${missing[*]}"
     if { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
       "${missing[@]}"; } >/tmp/flotilla-apt.$$.log 2>&1; then
@@ -78,6 +79,8 @@ find_torch() {
   torch=${FLOTILLA_TORCH_ROOT:-}
   [ -n "$torch" ] && return 0
   torch=$(torch_of python3) && { [ "$flavour" = cpu ] || [ -e "$torch/lib/libtorch_cuda.so" ]; } && return 0
+  [ "${FLOTILLA_INSTALL:-1}" = 1 ] || [ -e ".deps/.$flavour" ] ||
+    die "python3 has no torch 2.11 for $flavour; give FLOTILLA_TORCH_ROOT, or run without FLOTILLA_INSTALL=0"
   [ -x .deps/bin/python ] || python3 -m venv .deps || die "cannot make a Python environment in .deps (package python3-venv)"
   if [ ! -e ".deps/.$flavour" ] || ! torch_of .deps/bin/python >/dev/null; then
     say "pip install -r cmake/requirements/requirements-$flavour.txt (into .deps/)"

@@ -6,6 +6,7 @@
 
 #include "pipeline/jobs.h"
 #include "support/compare.h"
+#include "support/device.h"
 #include "support/golden.h"
 #include "vae/decoder.h"
 
@@ -17,8 +18,17 @@ namespace names = io::latents;
 
 constexpr double kTolerance = 5e-5;
 
-config::Job job_of(const nlohmann::json& params) {
+struct Case {
+  std::string golden;  // e2e_distilled_<golden>
+  config::Device device = config::Device::cpu;
+
+  // Another device sums in another order: ten times the CPU's bound, as the goldens suggest.
+  double tolerance() const { return device == config::Device::cpu ? kTolerance : 10 * kTolerance; }
+};
+
+config::Job job_of(const nlohmann::json& params, config::Device device = config::Device::cpu) {
   config::Job job = test::tiny_job();
+  job.device = device;
   job.prompt = params.at("prompt").get<std::string>();
   job.seed = params.at("seed").get<uint64_t>();
   job.video.width = params.at("width").get<int64_t>();
@@ -35,10 +45,10 @@ config::Job job_of(const nlohmann::json& params) {
   return job;
 }
 
-class DistilledGoldenTest : public ::testing::TestWithParam<std::string> {
+class DistilledGoldenTest : public ::testing::TestWithParam<Case> {
  protected:
   void check(const std::string& name, const at::Tensor& actual) {
-    EXPECT_TRUE(all_close(actual, golden_[name], kTolerance)) << name;
+    EXPECT_TRUE(all_close(actual, golden_[name], GetParam().tolerance())) << name;
   }
 
   // Compares what the golden has of the tokens after a step.
@@ -51,12 +61,13 @@ class DistilledGoldenTest : public ::testing::TestWithParam<std::string> {
     ++steps_checked_;
   }
 
-  test::Golden golden_{"e2e_distilled_" + GetParam()};
+  test::Golden golden_{"e2e_distilled_" + GetParam().golden};
   int64_t steps_checked_ = 0;
 };
 
 TEST_P(DistilledGoldenTest, LatentsFramesAndSoundMatch) {
-  test::PieceRunner runner(job_of(golden_.params()));
+  if (GetParam().device == config::Device::cuda) FLOTILLA_REQUIRE_GPU();
+  test::PieceRunner runner(job_of(golden_.params(), GetParam().device));
   pipeline::Session session = runner.session();
   session.after_step = [&](const diffusion::DenoiseState& state) { check_step(state); };
   io::LatentsFile record;
@@ -91,7 +102,7 @@ TEST_P(DistilledGoldenTest, LatentsFramesAndSoundMatch) {
 }
 
 TEST_P(DistilledGoldenTest, FirstNoiseMatchesToTheBit) {
-  test::PieceRunner runner(job_of(golden_.params()));
+  test::PieceRunner runner(job_of(golden_.params()));  // the noise is the CPU's on every device
   diffusion::NoiseGenerator generator(*runner.job.seed);
   const auto draw = [&](int64_t tokens) { return generator.draw({1, tokens, 128}, at::kFloat); };
   for (const auto* stage : {&runner.plan.stage_1, &runner.plan.stage_2}) {
@@ -112,8 +123,14 @@ TEST_P(DistilledGoldenTest, FirstNoiseMatchesToTheBit) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Cases, DistilledGoldenTest, ::testing::Values("t2v", "i2v"),
-                         [](const auto& c) { return c.param; });
+INSTANTIATE_TEST_SUITE_P(Cases, DistilledGoldenTest,
+                         ::testing::Values(Case{"t2v"}, Case{"i2v"},
+                                           Case{"t2v", config::Device::cuda},
+                                           Case{"i2v", config::Device::cuda}),
+                         [](const auto& c) {
+                           return c.param.golden +
+                                  (c.param.device == config::Device::cuda ? "OnCuda" : "");
+                         });
 
 TEST(DistilledFramesGoldenTest, FloatFramesMatch) {
   const test::Golden golden("e2e_distilled_t2v");
