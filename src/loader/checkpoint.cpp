@@ -178,35 +178,59 @@ int64_t Checkpoint::bytes_read() const {
   return bytes;
 }
 
-void Checkpoint::read_into(const std::string& name, const at::Tensor& out) const {
-  const TensorInfo& info = tensors_.at(name);
-  File& file = *files_[file_of_.at(name)];
-  FLOTILLA_ASSERT(out.is_contiguous() && out.device().is_cpu() && out.numel() == info.numel());
-  file.bytes_read += info.bytes();
-  if (out.scalar_type() == info.dtype) {
-    read_exactly(file.fd, file.path, static_cast<char*>(out.data_ptr()), info.bytes(), info.begin);
-    return;
-  }
-  const int64_t element = static_cast<int64_t>(c10::elementSize(info.dtype));
-  const int64_t block = kBlockBytes / element;
-  const at::Tensor buffer =
-      at::empty({std::min(block, info.numel())}, at::TensorOptions(info.dtype));
-  const at::Tensor flat = out.view({-1});
-  for (int64_t at = 0; at < info.numel(); at += block) {
-    const int64_t count = std::min(block, info.numel() - at);
-    read_exactly(file.fd, file.path, static_cast<char*>(buffer.data_ptr()), count * element,
-                 info.begin + at * element);
-    flat.narrow(0, at, count).copy_(buffer.narrow(0, 0, count));
-  }
-}
-
-at::Tensor Checkpoint::read(const std::string& name) const {
+const TensorInfo& Checkpoint::info_of(const std::string& name) const {
   const auto at = tensors_.find(name);
   if (at == tensors_.end()) {
     fail(ErrorKind::input, fmt::format("\"{}\" has no tensor \"{}\"", path_.string(), name));
   }
-  at::Tensor out = at::empty(at->second.shape, at::TensorOptions(at->second.dtype));
-  read_into(name, out);
+  return at->second;
+}
+
+void Checkpoint::read_elements(const std::string& name, int64_t first,
+                               const at::Tensor& out) const {
+  const TensorInfo& info = tensors_.at(name);
+  File& file = *files_[file_of_.at(name)];
+  const int64_t element = static_cast<int64_t>(c10::elementSize(info.dtype));
+  const int64_t begin = info.begin + first * element;
+  FLOTILLA_ASSERT(out.is_contiguous() && out.device().is_cpu() &&
+                  first + out.numel() <= info.numel());
+  file.bytes_read += out.numel() * element;
+  if (out.scalar_type() == info.dtype) {
+    read_exactly(file.fd, file.path, static_cast<char*>(out.data_ptr()), out.numel() * element,
+                 begin);
+    return;
+  }
+  const int64_t block = kBlockBytes / element;
+  const at::Tensor buffer =
+      at::empty({std::min(block, out.numel())}, at::TensorOptions(info.dtype));
+  const at::Tensor flat = out.view({-1});
+  for (int64_t at = 0; at < out.numel(); at += block) {
+    const int64_t count = std::min(block, out.numel() - at);
+    read_exactly(file.fd, file.path, static_cast<char*>(buffer.data_ptr()), count * element,
+                 begin + at * element);
+    flat.narrow(0, at, count).copy_(buffer.narrow(0, 0, count));
+  }
+}
+
+void Checkpoint::read_into(const std::string& name, const at::Tensor& out) const {
+  FLOTILLA_ASSERT(out.numel() == info_of(name).numel());
+  read_elements(name, 0, out);
+}
+
+at::Tensor Checkpoint::read(const std::string& name) const {
+  const TensorInfo& info = info_of(name);
+  at::Tensor out = at::empty(info.shape, at::TensorOptions(info.dtype));
+  read_elements(name, 0, out);
+  return out;
+}
+
+at::Tensor Checkpoint::read_rows(const std::string& name, int64_t begin, int64_t end) const {
+  const TensorInfo& info = info_of(name);
+  FLOTILLA_ASSERT(!info.shape.empty() && 0 <= begin && begin < end && end <= info.shape[0]);
+  std::vector<int64_t> shape = info.shape;
+  shape[0] = end - begin;
+  at::Tensor out = at::empty(shape, at::TensorOptions(info.dtype));
+  read_elements(name, begin * (info.numel() / info.shape[0]), out);
   return out;
 }
 

@@ -43,16 +43,21 @@ class Checkpoint {
   // Weight bytes read so far through this object (headers not counted).
   int64_t bytes_read() const;
 
-  // Reads rows [0, all) of `name` into `out`, a contiguous CPU tensor of the tensor's shape and any
+  // Reads `name` into `out`, a contiguous CPU tensor of the tensor's shape and any
   // floating dtype; converts block by block, without a second full copy.
   void read_into(const std::string& name, const at::Tensor& out) const;
-  // Reads a whole tensor in its stored dtype, on the CPU.
+  // Reads a whole tensor in its stored dtype, on the CPU. Errors (ErrorKind::input): no such name.
   at::Tensor read(const std::string& name) const;
+  // Rows [begin, end) of a tensor with at least one dimension, otherwise as read().
+  at::Tensor read_rows(const std::string& name, int64_t begin, int64_t end) const;
 
  private:
   struct File;
   explicit Checkpoint(std::filesystem::path path);
   void add_file(const std::filesystem::path& path);
+  const TensorInfo& info_of(const std::string& name) const;
+  // Fills `out` with the elements of `name` from the element `first` on.
+  void read_elements(const std::string& name, int64_t first, const at::Tensor& out) const;
 
   std::filesystem::path path_;
   std::vector<std::unique_ptr<File>> files_;

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/text.h"
+#include "loader/fault_list.h"
 
 namespace flotilla::loader {
 namespace {
@@ -15,8 +16,6 @@ namespace {
 // Every weight starts at a multiple of this, so that any vector width and any share of the arena is
 // aligned.
 constexpr int64_t kAlignment = 256;
-// How many names of one kind an audit error lists before it only counts.
-constexpr size_t kMaxListed = 12;
 
 int64_t round_up(int64_t value) { return (value + kAlignment - 1) / kAlignment * kAlignment; }
 
@@ -71,15 +70,29 @@ void WeightArena::load() {
   for (const auto& [name, view] : views_)
     order.emplace_back(checkpoint_->tensors().at(name).begin, &name);
   std::sort(order.begin(), order.end());
-  for (const auto& [offset, name] : order) {
-    const at::Tensor& view = views_.at(*name);
-    if (view.device().is_cpu()) {
-      checkpoint_->read_into(*name, view);
-    } else {
-      view.copy_(checkpoint_->read(*name));
-    }
-  }
+  for (const auto& [offset, name] : order) read_weight(*name);
   loaded_ = true;
+}
+
+void WeightArena::read_weight(const std::string& name) const {
+  const at::Tensor& view = views_.at(name);
+  if (view.device().is_cpu()) {
+    checkpoint_->read_into(name, view);
+  } else {
+    view.copy_(checkpoint_->read(name));
+  }
+}
+
+const at::Tensor& WeightArena::mutable_view(const std::string& name) {
+  FLOTILLA_ASSERT(loaded_ && views_.contains(name));
+  changed_.insert(name);
+  return views_.at(name);
+}
+
+void WeightArena::restore() {
+  FLOTILLA_ASSERT(loaded_);
+  for (const auto& name : changed_) read_weight(name);
+  changed_.clear();
 }
 
 struct WeightBinder::Account {
@@ -134,26 +147,14 @@ void WeightBinder::ignore(std::string_view name) {
 }
 
 void WeightBinder::finish() const {
-  std::vector<std::string> extra;
+  FaultList faults;
+  for (const auto& name : account_->missing) faults.add("missing", name);
   for (const auto& [name, view] : account_->arena->views()) {
-    if (!account_->taken.contains(name)) extra.push_back(name);
+    if (!account_->taken.contains(name)) faults.add("unexpected", name);
   }
-  std::string text;
-  const auto add = [&text](std::string_view title, const std::vector<std::string>& names) {
-    if (names.empty()) return;
-    text += fmt::format("\n  {} ({}):", title, names.size());
-    for (size_t i = 0; i < std::min(names.size(), kMaxListed); ++i) text += "\n    " + names[i];
-    if (names.size() > kMaxListed)
-      text += fmt::format("\n    ... and {} more", names.size() - kMaxListed);
-  };
-  add("missing", account_->missing);
-  add("unexpected", extra);
-  add("of another shape", account_->misshaped);
-  if (!text.empty()) {
-    fail(ErrorKind::input,
-         fmt::format("\"{}\" does not hold the model that its configuration describes:{}",
-                     account_->arena->checkpoint().path().string(), text));
-  }
+  for (const auto& name : account_->misshaped) faults.add("of another shape", name);
+  faults.throw_if_any(fmt::format("\"{}\" does not hold the model that its configuration describes",
+                                  account_->arena->checkpoint().path().string()));
 }
 
 Linear take_linear(WeightBinder& binder, std::string_view name, int64_t in, int64_t out,

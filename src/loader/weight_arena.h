@@ -15,6 +15,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -33,6 +34,11 @@ class WeightArena {
 
   // Reads all bytes into the arena. Once. Errors: ErrorKind::input.
   void load();
+  // The view of a loaded weight, for changing its values; remembered until restore().
+  const at::Tensor& mutable_view(const std::string& name);
+  // Reads the changed weights from the file again, so that all weights are clean. When it throws
+  // (ErrorKind::input), they still count as changed.
+  void restore();
 
   const Checkpoint& checkpoint() const { return *checkpoint_; }
   const std::map<std::string, at::Tensor>& views() const { return views_; }
@@ -40,9 +46,12 @@ class WeightArena {
   bool loaded() const { return loaded_; }
 
  private:
+  void read_weight(const std::string& name) const;
+
   std::shared_ptr<const Checkpoint> checkpoint_;
   at::Tensor storage_;  // uint8, [bytes]
   std::map<std::string, at::Tensor> views_;
+  std::set<std::string> changed_;
   int64_t bytes_ = 0;
   bool loaded_ = false;
 };

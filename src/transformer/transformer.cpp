@@ -23,11 +23,13 @@ at::Tensor project_output(const StreamWeights& weights, const PreparedStream& pr
 }  // namespace
 
 Transformer::Transformer(std::shared_ptr<const loader::Checkpoint> checkpoint, at::ScalarType dtype,
-                         at::Device device)
-    : Transformer(checkpoint, TransformerConfig::from_checkpoint(*checkpoint), dtype, device) {}
+                         at::Device device, const std::vector<loader::LoraWithStrength>& loras)
+    : Transformer(checkpoint, TransformerConfig::from_checkpoint(*checkpoint), dtype, device,
+                  loras) {}
 
 Transformer::Transformer(std::shared_ptr<const loader::Checkpoint> checkpoint,
-                         TransformerConfig config, at::ScalarType dtype, at::Device device)
+                         TransformerConfig config, at::ScalarType dtype, at::Device device,
+                         const std::vector<loader::LoraWithStrength>& loras)
     : config_(std::move(config)),
       arena_(std::make_shared<loader::WeightArena>(std::move(checkpoint),
                                                    std::vector<std::string>{kPrefix}, dtype, device,
@@ -35,7 +37,10 @@ Transformer::Transformer(std::shared_ptr<const loader::Checkpoint> checkpoint,
   const loader::WeightBinder binder(*arena_);
   weights_ = bind_transformer(config_, binder.scope(kPrefix));
   binder.finish();
-  if (device.type() != at::kMeta) arena_->load();
+  lora_counts_ = loader::LoraSet(*arena_, kPrefix, loras).counts();
+  if (device.type() == at::kMeta) return;
+  arena_->load();
+  loader::fuse_loras(*arena_, kPrefix, loras);
 }
 
 Velocity Transformer::forward(const Modality* video, const Modality* audio, const RopeTables& rope,

@@ -43,6 +43,17 @@ TEST(CheckpointTest, ReadsUnalignedTensorsAndConverts) {
   EXPECT_EQ(checkpoint->bytes_read(), 8);
 }
 
+TEST(CheckpointTest, RowsAreReadAlone) {
+  const auto checkpoint = test::open_tiny("ltx23-dev.safetensors");
+  const std::string name = "model.diffusion_model.proj_out.weight";
+  const at::Tensor whole = checkpoint->read(name);
+  const int64_t before = checkpoint->bytes_read();
+  const at::Tensor rows = checkpoint->read_rows(name, 3, 5);
+  EXPECT_TRUE(test::same_bytes(rows, whole.narrow(0, 3, 2).contiguous()));
+  EXPECT_EQ(checkpoint->bytes_read() - before, static_cast<int64_t>(rows.nbytes()));
+  EXPECT_THROW(checkpoint->read_rows(name, 3, whole.size(0) + 1), Error);
+}
+
 TEST(CheckpointTest, ShardsAreOneSetOfNames) {
   const test::TempDir dir;
   write_unaligned(dir / "one.safetensors", "w1");

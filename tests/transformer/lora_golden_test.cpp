@@ -1,0 +1,175 @@
+// LoRA fusion against the reference: fused weights in its rounding, the same in float32, two LoRAs,
+// e4m3 weights, and the velocities of the fused models. And: the shipped LoRA fits the shipped
+// model.
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include "loader/lora.h"
+#include "support/compare.h"
+#include "support/golden.h"
+#include "support/safetensors_file.h"
+#include "transformer/inputs.h"
+#include "transformer/transformer.h"
+
+namespace flotilla {
+namespace {
+
+using loader::LoraAggregation;
+using loader::LoraFile;
+using loader::LoraWithStrength;
+using test::all_close;
+
+constexpr const char* kPrefix = "model.diffusion_model.";
+constexpr double kTolerance = 5e-5;  // as suggested beside the golden
+
+std::string full(const std::string& name) { return kPrefix + name; }
+
+// The linear layers that the reference keeps in e4m3 under fp8-cast, weights and biases.
+bool is_cast_to_e4m3(std::string_view name) {
+  if (!name.starts_with("transformer_blocks.")) return false;
+  for (const char* layer : {".to_q", ".to_k", ".to_v", ".to_out.0", "ff.net.0.proj", "ff.net.2"}) {
+    for (const char* part : {".weight", ".bias"}) {
+      if (name.ends_with(std::string(layer) + part)) return true;
+    }
+  }
+  return false;
+}
+
+class LoraGoldenTest : public ::testing::Test {
+ protected:
+  LoraGoldenTest()
+      : golden_("lora"),
+        checkpoint_(test::open_tiny("ltx23-dev.safetensors")),
+        file_(std::make_shared<LoraFile>(test::open_tiny("ltx23-distilled-lora.safetensors"))) {}
+
+  std::unique_ptr<loader::WeightArena> arena(at::ScalarType dtype) const {
+    auto made = std::make_unique<loader::WeightArena>(
+        checkpoint_, std::vector<std::string>{kPrefix}, dtype, at::kCPU);
+    made->load();
+    return made;
+  }
+  std::unique_ptr<loader::WeightArena> fused(
+      at::ScalarType dtype, const std::vector<double>& strengths,
+      LoraAggregation aggregation = LoraAggregation::bfloat16) const {
+    std::vector<LoraWithStrength> loras;
+    for (const double strength : strengths) loras.push_back({file_, strength});
+    auto made = arena(dtype);
+    loader::fuse_loras(*made, kPrefix, loras, aggregation);
+    return made;
+  }
+
+  // Every golden whose name is `group` and a weight's name, at least one.
+  void check_weights(const std::string& group, const loader::WeightArena& actual) const {
+    const auto names = golden_.names(group);
+    EXPECT_FALSE(names.empty()) << group;
+    for (const auto& name : names) {
+      const at::Tensor& weight = actual.views().at(full(name.substr(group.size())));
+      const at::Tensor expected = golden_[name];
+      if (expected.scalar_type() == at::kByte) {
+        EXPECT_TRUE(test::same_bytes(weight.view(at::kByte), expected)) << name;
+      } else {
+        EXPECT_EQ(weight.scalar_type(), expected.scalar_type()) << name;
+        EXPECT_TRUE(all_close(weight, expected, kTolerance)) << name;
+      }
+    }
+  }
+
+  void check_velocity(const transformer::Transformer& model, const std::string& group,
+                      at::ScalarType dtype, double tolerance) const {
+    auto video = test::read_modality(golden_, "video");
+    auto audio = test::read_modality(golden_, "audio");
+    for (auto* modality : {&video, &audio}) {
+      modality->latent = modality->latent.to(dtype);
+      modality->context = modality->context.to(dtype);
+    }
+    const auto rope = transformer::make_rope_tables(model.config(), golden_["video.positions"],
+                                                    golden_["audio.positions"], dtype);
+    const auto velocity = model.forward(&video, &audio, rope);
+    EXPECT_TRUE(
+        all_close(velocity.video.to(at::kFloat), golden_[group + ".velocity.video"], tolerance));
+    EXPECT_TRUE(
+        all_close(velocity.audio.to(at::kFloat), golden_[group + ".velocity.audio"], tolerance));
+  }
+
+  test::Golden golden_;
+  std::shared_ptr<const loader::Checkpoint> checkpoint_;
+  std::shared_ptr<const LoraFile> file_;
+};
+
+TEST_F(LoraGoldenTest, BfloatWeightsMatchAtBothStrengths) {
+  check_weights("bf16.s1.0.", *fused(at::kBFloat16, {1.0}));
+  check_weights("bf16.s0.5.", *fused(at::kBFloat16, {0.5}));
+}
+
+TEST_F(LoraGoldenTest, TwoLorasInOnePassMatch) {
+  check_weights("bf16.two.", *fused(at::kBFloat16, {1.0, 0.25}));
+}
+
+TEST_F(LoraGoldenTest, FloatWeightsMatchInBothAggregations) {
+  check_weights("f32_weights_bf16_rule.s1.", *fused(at::kFloat, {1.0}));
+  check_weights("f32.s1.", *fused(at::kFloat, {1.0}, LoraAggregation::float32));
+}
+
+TEST_F(LoraGoldenTest, EveryLayerOfTheFileIsApplied) {
+  const loader::LoraSet set(*arena(at::kBFloat16), kPrefix,
+                            std::vector<LoraWithStrength>{{file_, 1.0}});
+  EXPECT_EQ(set.counts().at(0).applied, golden_["touched_keys"].item<int64_t>());
+  EXPECT_EQ(set.counts().at(0).skipped, 0);
+  EXPECT_EQ(static_cast<int64_t>(set.weight_names().size()), set.counts()[0].applied);
+}
+
+TEST_F(LoraGoldenTest, EightBitWeightsMatch) {
+  check_weights("fp8.base.", *arena(at::kFloat8_e4m3fn));
+  check_weights("fp8.fused.", *fused(at::kFloat8_e4m3fn, {1.0}));
+}
+
+TEST_F(LoraGoldenTest, VelocityOfTheFusedModelMatches) {
+  const transformer::Transformer model(checkpoint_, at::kFloat, at::kCPU, {{file_, 1.0}});
+  ASSERT_EQ(model.lora_counts().size(), 1U);
+  EXPECT_EQ(model.lora_counts()[0].applied, golden_["touched_keys"].item<int64_t>());
+  check_velocity(model, "fused", at::kFloat, kTolerance);
+}
+
+// The e4m3 weights after the fusion, dequantised, in a model that computes in bfloat16.
+TEST_F(LoraGoldenTest, VelocityOfTheFusedEightBitModelMatches) {
+  const auto narrow = fused(at::kFloat8_e4m3fn, {1.0});
+  const auto wide = fused(at::kBFloat16, {1.0});
+  std::map<std::string, at::Tensor> tensors;
+  int64_t num_narrow = 0;
+  for (const auto& [name, view] : wide->views()) {
+    const bool is_narrow = is_cast_to_e4m3(name.substr(full("").size()));
+    num_narrow += is_narrow ? 1 : 0;
+    tensors.emplace(name, is_narrow ? narrow->views().at(name).to(at::kBFloat16) : view);
+  }
+  EXPECT_EQ(num_narrow, golden_["fp8.count"].item<int64_t>());
+  const test::TempDir dir;
+  test::write_safetensors(dir / "fused.safetensors", tensors,
+                          {{"config", checkpoint_->config().dump()}});
+  const transformer::Transformer model(loader::Checkpoint::open(dir / "fused.safetensors"),
+                                       at::kBFloat16, at::kCPU);
+  // bfloat16: as far as another bfloat16 run of the reference is (see transformer_golden_test).
+  check_velocity(model, "fp8_fused_bf16", at::kBFloat16, 0.1);
+}
+
+TEST(DemoLoraTest, ShippedLoraFitsTheShippedModel) {
+  const auto models = test::source_dir() / "models/demo";
+  const auto file = std::make_shared<LoraFile>(
+      loader::Checkpoint::open(models / "ltx-demo-distilled-lora.safetensors"));
+  const transformer::Transformer model(
+      loader::Checkpoint::open(models / "ltx-demo-dev.safetensors"), at::kFloat, at::kMeta,
+      {{file, 1.0}});
+  EXPECT_EQ(model.lora_counts().at(0).applied, static_cast<int64_t>(file->modules().size()));
+  EXPECT_EQ(model.lora_counts().at(0).skipped, 0);
+}
+
+TEST(DemoLoraTest, LoraOfAnotherModelIsRefused) {
+  const auto file = std::make_shared<LoraFile>(test::open_tiny("ltx23-distilled-lora.safetensors"));
+  const auto checkpoint =
+      loader::Checkpoint::open(test::source_dir() / "models/demo/ltx-demo-dev.safetensors");
+  EXPECT_THROW(transformer::Transformer(checkpoint, at::kFloat, at::kMeta, {{file, 1.0}}), Error);
+  EXPECT_EQ(checkpoint->bytes_read(), 0);
+}
+
+}  // namespace
+}  // namespace flotilla
