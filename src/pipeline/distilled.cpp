@@ -25,9 +25,7 @@ ClipLatents run_distilled(const Session& session, uint64_t seed, io::LatentsFile
   keep(record, names::kAudioContext, prompt.audio_context);
   const auto items = encode_images(session, {&plan.stage_1, &plan.stage_2});
 
-  const transformer::Transformer model = session.phases.run("load_transformer", [&] {
-    return transformer::Transformer(session.files.transformer(), plan.dtype, plan.device);
-  });
+  const transformer::Transformer model = load_transformer(session);
   const StageLatents first =
       denoise(session, {.stage = plan.stage_1,
                         .model = model,

@@ -37,6 +37,8 @@ ModelFiles::ModelFiles(const config::Models& models) : text_encoder_(models.text
   video_vae_ = open(monolith ? models.checkpoint : models.video_vae);
   audio_vae_ = open(monolith ? models.checkpoint : models.audio_vae);
   upsampler_ = open(models.spatial_upsampler);
+  for (const config::Lora& lora : models.loras)
+    loras_.push_back({std::make_shared<loader::LoraFile>(open(lora.path)), lora.strength});
 }
 
 CheckpointPtr ModelFiles::open(const std::filesystem::path& path) {
@@ -49,8 +51,10 @@ CheckpointPtr ModelFiles::open(const std::filesystem::path& path) {
 }
 
 std::string ModelFiles::digest() const {
-  return fmt::format("{}-{}-{}-{}", transformer_->digest(), video_vae_->digest(),
-                     audio_vae_->digest(), upsampler_->digest());
+  std::string text = fmt::format("{}-{}-{}-{}", transformer_->digest(), video_vae_->digest(),
+                                 audio_vae_->digest(), upsampler_->digest());
+  for (const auto& lora : loras_) text.append("-").append(lora.file->checkpoint().digest());
+  return text;
 }
 
 int64_t ModelFiles::bytes_read() const {
@@ -60,7 +64,8 @@ int64_t ModelFiles::bytes_read() const {
 }
 
 void audit_models(const ModelFiles& files, const config::Job& job) {
-  const transformer::Transformer transformer(files.transformer(), at::kFloat, at::kMeta);
+  const transformer::Transformer transformer(files.transformer(), at::kFloat, at::kMeta,
+                                             files.loras());
   const text::PromptEncoder text(files.transformer(), files.text_encoder(), at::kFloat, at::kMeta);
   const auto decoder = vae::VideoDecoder::from_checkpoint(files.video_vae(), at::kFloat, at::kMeta);
   if (!job.images.empty())

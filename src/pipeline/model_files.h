@@ -7,9 +7,11 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "config/job.h"
 #include "loader/checkpoint.h"
+#include "loader/lora.h"
 
 namespace flotilla::pipeline {
 
@@ -17,7 +19,7 @@ using CheckpointPtr = std::shared_ptr<const loader::Checkpoint>;
 
 class ModelFiles {
  public:
-  // Errors (ErrorKind::input): a file that is missing or damaged.
+  // Errors (ErrorKind::input): a file that is missing or damaged; see also LoraFile.
   explicit ModelFiles(const config::Models& models);
 
   // With the text projection and the connectors.
@@ -27,6 +29,8 @@ class ModelFiles {
   const CheckpointPtr& audio_vae() const { return audio_vae_; }
   const CheckpointPtr& upsampler() const { return upsampler_; }
   const std::filesystem::path& text_encoder() const { return text_encoder_; }
+  // Of the whole run, in the order of the job.
+  const std::vector<loader::LoraWithStrength>& loras() const { return loras_; }
 
   // "2.3.0"; "" when the file does not say.
   std::string model_version() const { return transformer_->model_version(); }
@@ -44,6 +48,7 @@ class ModelFiles {
   CheckpointPtr audio_vae_;
   CheckpointPtr upsampler_;
   std::filesystem::path text_encoder_;
+  std::vector<loader::LoraWithStrength> loras_;
 };
 
 // Errors (ErrorKind::input): whatever the model classes refuse; each message names its file.

@@ -96,6 +96,21 @@ std::vector<StageItems> encode_images(const Session& session,
   });
 }
 
+transformer::Transformer load_transformer(const Session& session) {
+  const auto& loras = session.files.loras();
+  auto model = session.phases.run("load_transformer", [&] {
+    return transformer::Transformer(session.files.transformer(), session.plan.dtype,
+                                    session.plan.device, loras);
+  });
+  for (size_t i = 0; i < loras.size(); ++i) {
+    const auto& counts = model.lora_counts()[i];
+    log::info("lora", "\"{}\" at strength {}: {} layers applied, {} skipped",
+              loras[i].file->checkpoint().path().string(), loras[i].strength, counts.applied,
+              counts.skipped);
+  }
+  return model;
+}
+
 StageLatents denoise(const Session& session, const DenoiseRequest& request) {
   return session.phases.run(request.stage.name, [&] {
     diffusion::AvLatents start = noised_start(session, request);

@@ -44,6 +44,9 @@ using StageItems = std::vector<diffusion::ConditioningItem>;
 std::vector<StageItems> encode_images(const Session& session,
                                       const std::vector<const StagePlan*>& stages);
 
+// The transformer with the LoRAs of the whole run fused in; logs a line for each of them.
+transformer::Transformer load_transformer(const Session& session);
+
 struct DenoiseRequest {
   const StagePlan& stage;
   const transformer::Transformer& model;

@@ -12,6 +12,7 @@
 #include "loader/sparse_checkpoint.h"
 #include "pipeline/jobs.h"
 #include "support/compare.h"
+#include "support/safetensors_file.h"
 #include "support/temp_dir.h"
 
 namespace flotilla {
@@ -157,6 +158,46 @@ TEST_F(RunJobTest, ImagesConditionTheClipRepeatably) {
   EXPECT_TRUE(test::same_bytes(with(image(0, 1.0)), first));
   EXPECT_TRUE(test::same_bytes(with(image(0, 0.0)), none));
   EXPECT_EQ(last.sizes(), none.sizes());
+}
+
+// A LoRA acts on the job that names it, repeatably, and on no other one of the process.
+TEST_F(RunJobTest, LorasActOnTheirJobOnly) {
+  const auto with = [&](const std::string& loras) {
+    std::string text = yaml("seed: 3\n" + outputs(", overwrite: true"));
+    text.insert(text.find("prompt:"), fmt::format("  loras: [{}]\n", loras));
+    run(text);
+    return io::read_latents(dir_ / "clip.h5");
+  };
+  const auto lora = [](double strength) {
+    return fmt::format("{{path: {}/ltx23-distilled-lora.safetensors, strength: {}}}",
+                       test::tiny_dir().string(), strength);
+  };
+  const auto video = [](const io::LatentsFile& file) {
+    return file.tensors.at(names::kStage2Video);
+  };
+  const io::LatentsFile none = with("");
+  const io::LatentsFile one = with(lora(1.0));
+  const io::LatentsFile two = with(lora(1.0) + ", " + lora(0.5));
+  EXPECT_FALSE(test::same_bytes(video(one), video(none)));
+  EXPECT_FALSE(test::same_bytes(video(two), video(one)));
+  EXPECT_TRUE(test::same_bytes(video(with(lora(1.0))), video(one)));
+  EXPECT_TRUE(test::same_bytes(video(with(lora(0.0))), video(none)));
+  EXPECT_TRUE(test::same_bytes(video(with("")), video(none)));
+  EXPECT_THAT(one.job_yaml, HasSubstr("ltx23-distilled-lora.safetensors"));
+  EXPECT_NE(one.checkpoint_digest, none.checkpoint_digest);
+}
+
+TEST_F(RunJobTest, LoraOfAnotherWidthIsRefusedBeforeAnyWork) {
+  test::write_safetensors(
+      dir_ / "wide.safetensors",
+      {{"diffusion_model.transformer_blocks.0.attn1.to_q.lora_A.weight", at::zeros({4, 8192})},
+       {"diffusion_model.transformer_blocks.0.attn1.to_q.lora_B.weight", at::zeros({8192, 4})}});
+  std::string text = yaml(outputs());
+  text.insert(text.find("prompt:"), "  loras: [{path: wide.safetensors}]\n");
+  const Error error = refusal(text);
+  EXPECT_EQ(error.kind(), ErrorKind::input);
+  EXPECT_THAT(error.what(), HasSubstr("wide.safetensors\" does not fit the model"));
+  EXPECT_THAT(error.what(), HasSubstr("the LoRA changes [8192, 8192]"));
 }
 
 TEST_F(RunJobTest, MissingFilesAreToldTogetherBeforeAnyWork) {
