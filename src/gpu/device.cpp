@@ -80,6 +80,11 @@ int64_t total_memory_bytes(at::Device device) {
   return host_memory_bytes();
 }
 
+void disable_tf32() {
+  at::globalContext().setAllowTF32CuDNN(false);
+  at::globalContext().setAllowTF32CuBLAS(false);
+}
+
 void synchronize(at::Device device) {
 #ifdef FLOTILLA_CUDA
   if (device.is_cuda()) c10::cuda::device_synchronize();

@@ -15,6 +15,9 @@ std::string device_name(at::Device device);
 // All memory of the device (CPU: of the machine, or what a control group leaves of it). The total,
 // not what is free: plans made from it must be the same in every run on a machine.
 int64_t total_memory_bytes(at::Device device);
+// Float32 means float32 from here on: no TF32 in convolutions and matrix products of CUDA
+// libraries.
+void disable_tf32();
 // Waits until all work that was given to the device is done; nothing to do on the CPU.
 void synchronize(at::Device device);
 // Most memory that Torch has held on the device; 0 on the CPU.

@@ -103,6 +103,7 @@ PreparedJob prepare_job(const config::LoadedJob& loaded, const Host& host, Outpu
   } else if (outputs == Outputs::checked) {
     check_outputs(job, false);
   }
+  gpu::disable_tf32();
   if (job.threads) at::set_num_threads(static_cast<int>(*job.threads));
   prepared.files = std::make_unique<ModelFiles>(job.models);
   audit_models(*prepared.files, job);

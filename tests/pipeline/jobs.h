@@ -8,6 +8,7 @@
 
 #include "config/load.h"
 #include "config/validate.h"
+#include "gpu/device.h"
 #include "io/frame_sink.h"
 #include "pipeline/distilled.h"
 #include "pipeline/run_job.h"
@@ -52,7 +53,9 @@ struct PieceRunner {
       : job(std::move(given)),
         files(job.models),
         plan(pipeline::make_plan(job, files)),
-        phases(plan.device) {}
+        phases(plan.device) {
+    gpu::disable_tf32();
+  }
 
   pipeline::Session session() { return {job, files, plan, phases, {}}; }
   // uint8 [F, H, W, 3] of a latent.
