@@ -28,7 +28,7 @@ using Tensors = std::map<std::string, at::Tensor>;
 
 constexpr const char* kPrefix = "model.diffusion_model.";
 constexpr const char* kQuery = "blocks.0.to_q";  // [24, 16]
-constexpr const char* kTall = "blocks.0.tall";   // [2500, 8]: three blocks of rows
+constexpr const char* kTall = "blocks.0.tall";   // [2500, 40]: three blocks of rows
 
 std::string weight_name(const std::string& module) {
   return fmt::format("{}{}.weight", kPrefix, module);
@@ -40,7 +40,7 @@ class LoraTest : public ::testing::Test {
     at::manual_seed(7);
     test::write_safetensors(dir_ / "model.safetensors",
                             {{weight_name(kQuery), at::randn({24, 16})},
-                             {weight_name(kTall), at::randn({2500, 8}).to(at::kBFloat16)},
+                             {weight_name(kTall), at::randn({2500, 40}).to(at::kBFloat16)},
                              {weight_name("norm"), at::randn({16})},
                              {weight_name("connector.to_q"), at::randn({8, 8})}});
   }
@@ -137,7 +137,7 @@ TEST_F(LoraTest, TypeOfTheFactorsDoesNotMatter) {
 TEST_F(LoraTest, SetsFollowEachOtherWithoutATrace) {
   const auto a = write(factors(kQuery, 24, 16), "a.safetensors");
   Tensors both = factors(kQuery, 24, 16, 5);
-  both.merge(factors(kTall, 2500, 8));
+  both.merge(factors(kTall, 2500, 40));
   const auto b = write(both, "b.safetensors");
   const std::vector<std::vector<LoraWithStrength>> sets = {
       {}, {{a, 1.0}}, {{b, -0.5}}, {{a, 1.0}, {b, -0.5}}, {}};
@@ -158,23 +158,40 @@ TEST_F(LoraTest, SetsFollowEachOtherWithoutATrace) {
 }
 
 TEST_F(LoraTest, SharesOfRowsGiveTheBytesOfTheWhole) {
-  const auto a = write(factors(kTall, 2500, 8, 4), "a.safetensors");
-  const auto b = write(factors(kTall, 2500, 8, 7), "b.safetensors");
+  const auto a = write(factors(kTall, 2500, 40, 64), "a.safetensors");
+  const auto b = write(factors(kTall, 2500, 40, 33), "b.safetensors");
   const std::vector<LoraWithStrength> loras = {{a, 0.8}, {b, 0.3}};
+  const std::vector<int64_t> cuts = {0, 1, 1023, 1026, 1700, 2497, 2500};
   for (const auto dtype : {at::kFloat, at::kBFloat16, at::kFloat8_e4m3fn}) {
-    const auto whole = arena(dtype);
-    loader::fuse_loras(*whole, kPrefix, loras);
-    const auto shared = arena(dtype);
-    const loader::LoraSet set(*shared, kPrefix, loras);
-    const std::vector<int64_t> cuts = {0, 1, 1023, 1025, 1700, 2500};
-    for (size_t i = 0; i + 1 < cuts.size(); ++i) {
-      for (const auto& name : set.weight_names()) {
-        set.fuse_rows(name, cuts[i],
-                      shared->mutable_view(name).narrow(0, cuts[i], cuts[i + 1] - cuts[i]));
+    for (const auto aggregation : {LoraAggregation::bfloat16, LoraAggregation::float32}) {
+      const auto whole = arena(dtype);
+      loader::fuse_loras(*whole, kPrefix, loras, aggregation);
+      const auto shared = arena(dtype);
+      const loader::LoraSet set(*shared, kPrefix, loras);
+      const at::Tensor& weight = shared->mutable_view(weight_name(kTall));
+      for (size_t i = 0; i + 1 < cuts.size(); ++i) {
+        set.fuse_rows(weight_name(kTall), cuts[i], weight.narrow(0, cuts[i], cuts[i + 1] - cuts[i]),
+                      aggregation);
       }
+      expect_same_weights(copy_of(*shared), copy_of(*whole));
     }
-    expect_same_weights(copy_of(*shared), copy_of(*whole));
   }
+}
+
+// B * strength is rounded to bfloat16, then the product, then the sum. With small integers in A
+// every other step is exact, so the bytes are known.
+TEST_F(LoraTest, BfloatAggregationRoundsAfterEachStep) {
+  Tensors tensors = factors(kQuery, 24, 16);
+  at::Tensor& a = tensors.at(std::string(kQuery) + ".lora_A.weight");
+  a = at::randint(-3, 4, a.sizes()).to(at::kBFloat16);
+  const auto model = arena(at::kFloat);
+  const at::Tensor clean = model->views().at(weight_name(kQuery)).clone();
+  loader::fuse_loras(*model, kPrefix, std::vector<LoraWithStrength>{{write(tensors), 0.7}});
+  const at::Tensor b =
+      (tensors.at(std::string(kQuery) + ".lora_B.weight").to(at::kFloat) * 0.7F).to(at::kBFloat16);
+  const at::Tensor delta = at::matmul(b.to(at::kFloat), a.to(at::kFloat)).to(at::kBFloat16);
+  const at::Tensor sum = (delta.to(at::kFloat) + clean).to(at::kBFloat16);
+  EXPECT_TRUE(test::same_bytes(model->views().at(weight_name(kQuery)), sum.to(at::kFloat)));
 }
 
 TEST_F(LoraTest, EightBitWeightsAreRoundedToNearestOnce) {
@@ -281,14 +298,14 @@ TEST_F(LoraTest, WhatDoesNotFitTheModelIsListedBeforeAnyWeightChanges) {
           HasSubstr("lora.safetensors\" does not fit the model"), Not(HasSubstr("good")),
           HasSubstr("hits nothing in the model (1)"), HasSubstr("blocks.7.to_q.lora_A.weight"),
           HasSubstr("made for a weight of another shape (2)"),
-          HasSubstr("blocks.0.tall: the LoRA changes [2500, 32], the model's weight is [2500, 8]"),
+          HasSubstr("blocks.0.tall: the LoRA changes [2500, 32], the model's weight is [2500, 40]"),
           HasSubstr("norm"))));
   expect_same_weights(copy_of(*model), clean);
 }
 
 TEST_F(LoraTest, FileThatBreaksOffLeavesCleanWeights) {
   Tensors tensors = factors(kQuery, 24, 16);
-  tensors.merge(factors(kTall, 2500, 8));
+  tensors.merge(factors(kTall, 2500, 40));
   const auto model = arena(at::kFloat);
   const Tensors clean = copy_of(*model);
   const auto file = write(tensors);
