@@ -58,15 +58,9 @@ at::Tensor context_of(std::span<const PassKind> passes, const PromptContexts& co
 
 }  // namespace
 
-TransformerPassRunner::TransformerPassRunner(const transformer::Transformer& model,
-                                             PromptContexts contexts,
-                                             const diffusion::AvLatents& latents, PassOrder order)
-    : model_(model),
-      contexts_(std::move(contexts)),
-      rope_(transformer::make_rope_tables(model.config(), latents.video.positions,
-                                          latents.audio.positions,
-                                          latents.video.latent.scalar_type())),
-      order_(order) {}
+TransformerPassRunner::TransformerPassRunner(const transformer::VelocityModel& model,
+                                             PromptContexts contexts, PassOrder order)
+    : model_(model), contexts_(std::move(contexts)), order_(order) {}
 
 std::vector<diffusion::AvTokens> TransformerPassRunner::run(const diffusion::PassRequest& request,
                                                             const diffusion::AvLatents& latents,
@@ -95,7 +89,7 @@ std::vector<diffusion::AvTokens> TransformerPassRunner::forward(
   transformer::Perturbations perturbations;
   for (const PassKind pass : passes) perturbations.push_back(perturbation_of(pass, request));
 
-  const auto velocity = model_.forward(&video, &audio, rope_, perturbations);
+  const auto velocity = model_.forward(&video, &audio, perturbations);
   const at::Tensor x0_video = diffusion::to_denoised(video.latent, velocity.video, timesteps.video);
   const at::Tensor x0_audio = diffusion::to_denoised(audio.latent, velocity.audio, timesteps.audio);
   std::vector<diffusion::AvTokens> results;

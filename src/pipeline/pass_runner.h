@@ -4,7 +4,7 @@
 
 #include "diffusion/guided_denoiser.h"
 #include "text/context_builder.h"
-#include "transformer/transformer.h"
+#include "transformer/velocity_model.h"
 
 namespace flotilla::pipeline {
 
@@ -18,10 +18,9 @@ enum class PassOrder { batch, sequence };
 
 class TransformerPassRunner final : public diffusion::PassRunner {
  public:
-  // `model` must outlive the runner. RoPE tables are made once, from the positions of `latents`;
-  // later latents must have the same tokens.
-  TransformerPassRunner(const transformer::Transformer& model, PromptContexts contexts,
-                        const diffusion::AvLatents& latents, PassOrder order = PassOrder::batch);
+  // `model` must outlive the runner and be bound to the positions of the latents that run() gets.
+  TransformerPassRunner(const transformer::VelocityModel& model, PromptContexts contexts,
+                        PassOrder order = PassOrder::batch);
 
   std::vector<diffusion::AvTokens> run(const diffusion::PassRequest& request,
                                        const diffusion::AvLatents& latents, double sigma) override;
@@ -37,9 +36,8 @@ class TransformerPassRunner final : public diffusion::PassRunner {
                                            const diffusion::AvLatents& latents, double sigma,
                                            const Timesteps& timesteps) const;
 
-  const transformer::Transformer& model_;
+  const transformer::VelocityModel& model_;
   PromptContexts contexts_;
-  transformer::RopeTables rope_;
   PassOrder order_;
 };
 

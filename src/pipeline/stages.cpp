@@ -115,8 +115,10 @@ StageLatents denoise(const Session& session, const DenoiseRequest& request) {
   return session.phases.run(request.stage.name, [&] {
     diffusion::AvLatents start = noised_start(session, request);
     if (request.on_start) request.on_start(start);
+    const transformer::LocalVelocityModel model(
+        request.model, {start.video.positions, start.audio.positions}, session.plan.dtype);
     TransformerPassRunner runner(
-        request.model, {{request.prompt.video_context, request.prompt.audio_context}, {}}, start);
+        model, {{request.prompt.video_context, request.prompt.audio_context}, {}});
     const diffusion::GuiderSchedule no_guidance{diffusion::GuiderParams{}};
     diffusion::GuidedDenoiser denoiser(runner, no_guidance, no_guidance);
     diffusion::EulerSampler sampler;

@@ -51,12 +51,16 @@ class GuidedGoldenTest : public ::testing::Test {
   transformer::Transformer model_{test::open_tiny("ltx23-dev.safetensors"), at::kFloat, at::kCPU};
   diffusion::AvLatents latents_;
   pipeline::PromptContexts contexts_;
+  transformer::LocalVelocityModel local_{
+      model_,
+      {block_["video.positions"].narrow(0, 0, 1), block_["audio.positions"].narrow(0, 0, 1)},
+      at::kFloat};
   double sigma_ = golden_["denoiser.in.sigma"].item<double>();
 };
 
 TEST_F(GuidedGoldenTest, DenoiserCallMatchesInBothOrders) {
   for (const auto order : {pipeline::PassOrder::batch, pipeline::PassOrder::sequence}) {
-    pipeline::TransformerPassRunner runner(model_, contexts_, latents_, order);
+    pipeline::TransformerPassRunner runner(local_, contexts_, order);
     diffusion::GuidedDenoiser denoiser(runner, guider(3.0), guider(7.0));
     const auto prediction = denoiser.predict(latents_, sigma_, 0);
     EXPECT_TRUE(
@@ -67,7 +71,7 @@ TEST_F(GuidedGoldenTest, DenoiserCallMatchesInBothOrders) {
 }
 
 TEST_F(GuidedGoldenTest, EveryPassMatches) {
-  pipeline::TransformerPassRunner runner(model_, contexts_, latents_);
+  pipeline::TransformerPassRunner runner(local_, contexts_);
   diffusion::PassRequest request;
   request.passes = {PassKind::conditional, PassKind::unconditional, PassKind::perturbed,
                     PassKind::isolated};

@@ -1,0 +1,44 @@
+// What a stage asks of the transformer: velocities for its tokens. The interface that the parallel
+// methods stand behind: a model bound to the token positions of one stage, so that whatever depends
+// on positions (RoPE tables, shards, tiles) is made once and not once a step.
+#pragma once
+
+#include "transformer/transformer.h"
+
+namespace flotilla::transformer {
+
+// Where the tokens of a stage lie; either may be undefined.
+struct TokenPositions {
+  at::Tensor video;  // [1, 3, T, 2]: seconds, pixels, pixels
+  at::Tensor audio;  // [1, 1, T, 2]: seconds
+};
+
+class VelocityModel {
+ public:
+  virtual ~VelocityModel() = default;
+  // Modalities hold the tokens of the whole clip, on every rank alike, and so do the results.
+  // Collective where there are several ranks.
+  virtual Velocity forward(const Modality* video, const Modality* audio,
+                           const Perturbations& perturbations) const = 0;
+};
+
+// One device computes all tokens.
+class LocalVelocityModel final : public VelocityModel {
+ public:
+  // `model` must outlive this object.
+  LocalVelocityModel(const Transformer& model, const TokenPositions& positions,
+                     at::ScalarType dtype)
+      : model_(model),
+        rope_(make_rope_tables(model.config(), positions.video, positions.audio, dtype)) {}
+
+  Velocity forward(const Modality* video, const Modality* audio,
+                   const Perturbations& perturbations) const override {
+    return model_.forward(video, audio, rope_, perturbations);
+  }
+
+ private:
+  const Transformer& model_;
+  RopeTables rope_;
+};
+
+}  // namespace flotilla::transformer
