@@ -1,0 +1,108 @@
+#include "comm/board.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <cstring>
+#include <optional>
+
+#include "base/error.h"
+
+namespace flotilla::comm {
+namespace {
+
+using Name = std::array<char, 128>;  // "" where making or mapping failed
+
+// All ranks learn whether all of them succeeded; none is left in a collective.
+void require_all(const MpiComm& comm, const std::optional<Error>& error) {
+  int failed = error ? 1 : 0;
+  check_mpi(MPI_Allreduce(MPI_IN_PLACE, &failed, 1, MPI_INT, MPI_MAX, comm.get()), "MPI_Allreduce");
+  if (failed == 0) return;
+  throw error
+      ? *error
+      : Error(ErrorKind::machine, "another rank could not map the shared memory of this job");
+}
+
+template <typename Body>
+void on_all(const MpiComm& comm, Body&& body) {
+  std::optional<Error> error;
+  try {
+    body();
+  } catch (const Error& caught) {
+    error = caught;
+  }
+  require_all(comm, error);
+}
+
+SharedMemory share(const MpiComm& comm, int64_t bytes) {
+  SharedMemory memory;
+  Name name{};
+  on_all(comm, [&] {
+    if (comm.rank() != 0) return;
+    memory = SharedMemory::create(bytes);
+    memory.reserve(0, bytes);
+    FLOTILLA_ASSERT(memory.name().size() < name.size());
+    std::memcpy(name.data(), memory.name().data(), memory.name().size());
+  });
+  check_mpi(MPI_Bcast(name.data(), static_cast<int>(name.size()), MPI_CHAR, 0, comm.get()),
+            "MPI_Bcast");
+  on_all(comm, [&] {
+    if (comm.rank() != 0) memory = SharedMemory::open(name.data(), bytes);
+  });
+  memory.unlink();
+  return memory;
+}
+
+std::vector<Process> gather_processes(const MpiComm& comm, int world_rank) {
+  const Process self = this_process(world_rank);
+  std::vector<Process> all(static_cast<size_t>(comm.size()));
+  check_mpi(MPI_Allgather(&self, sizeof(Process), MPI_BYTE, all.data(), sizeof(Process), MPI_BYTE,
+                          comm.get()),
+            "MPI_Allgather");
+  return all;
+}
+
+}  // namespace
+
+Board::Board(const MpiComm& comm, int world_rank)
+    : memory_(share(comm, static_cast<int64_t>(sizeof(Head)) +
+                              comm.size() * static_cast<int64_t>(sizeof(Cell)))),
+      rank_(comm.rank()) {
+  const std::vector<Process> ranks = gather_processes(comm, world_rank);
+  for (const auto& process : ranks) world_ranks_.push_back(process.world_rank);
+  peers_ = PeerWatch(ranks, world_rank);
+}
+
+// New shared memory is zero, which is the atomics' first value.
+Board::Head& Board::head() const { return *reinterpret_cast<Head*>(memory_.data()); }
+
+Board::Cell& Board::cell(int rank) const {
+  return reinterpret_cast<Cell*>(memory_.data() + sizeof(Head))[rank];
+}
+
+uint64_t Board::arrive() {
+  cell(rank_).arrivals.store(++arrivals_, std::memory_order_release);
+  return arrivals_;
+}
+
+std::vector<int> Board::behind(uint64_t epoch) const {
+  std::vector<int> ranks;
+  for (size_t r = 0; r < world_ranks_.size(); ++r) {
+    if (cell(static_cast<int>(r)).arrivals.load(std::memory_order_acquire) < epoch)
+      ranks.push_back(world_ranks_[r]);
+  }
+  return ranks;
+}
+
+bool Board::all_arrived(uint64_t epoch) const {
+  for (size_t r = 0; r < world_ranks_.size(); ++r) {
+    if (cell(static_cast<int>(r)).arrivals.load(std::memory_order_acquire) < epoch) return false;
+  }
+  return true;
+}
+
+bool Board::claim_report() noexcept {
+  return head().reported.exchange(1, std::memory_order_acq_rel) == 0;
+}
+
+}  // namespace flotilla::comm

@@ -1,0 +1,168 @@
+#include "comm/rank_context.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <iterator>
+
+#include "base/log.h"
+#include "base/text.h"
+#include "comm/mpi_communicator.h"
+#include "comm/mpi_session.h"
+
+namespace flotilla::comm {
+namespace {
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  if (gethostname(name.data(), name.size() - 1) != 0) return "unknown";
+  return name.data();
+}
+
+// "0-3,8"
+std::string core_list() {
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  if (sched_getaffinity(0, sizeof(cores), &cores) != 0) return "unknown";
+  const auto is_set = [&](int core) { return core < CPU_SETSIZE && CPU_ISSET(core, &cores); };
+  std::string text;
+  for (int begin = 0; begin < CPU_SETSIZE; ++begin) {
+    if (!is_set(begin)) continue;
+    int end = begin;
+    while (is_set(end + 1)) ++end;
+    text += fmt::format("{}{}", text.empty() ? "" : ",", begin);
+    if (end > begin) text += fmt::format("-{}", end);
+    begin = end;
+  }
+  return text;
+}
+
+using HostName = std::array<char, 256>;
+
+// Before shared memory can be used: all with plain MPI.
+void require_one_machine(const MpiSession& session) {
+  const int world = session.world_size();
+  MpiComm shared = MpiComm::split_shared(MPI_COMM_WORLD);
+  const int own_sharing = shared.size();
+  shared.free();
+  HostName own{};
+  const std::string name = host_name();
+  std::copy_n(name.begin(), std::min(name.size(), own.size() - 1), own.begin());
+  std::vector<HostName> names(static_cast<size_t>(world));
+  std::vector<int> sharing(static_cast<size_t>(world));
+  check_mpi(MPI_Allgather(own.data(), sizeof(own), MPI_CHAR, names.data(), sizeof(own), MPI_CHAR,
+                          MPI_COMM_WORLD),
+            "MPI_Allgather");
+  check_mpi(MPI_Allgather(&own_sharing, 1, MPI_INT, sharing.data(), 1, MPI_INT, MPI_COMM_WORLD),
+            "MPI_Allgather");
+  std::vector<std::string> hosts;
+  for (const auto& host : names) hosts.emplace_back(host.data());
+  check_one_machine(hosts, sharing, session.rank() == 0);
+}
+
+std::vector<RankFacts> gather_facts(Communicator& world) {
+  std::vector<RankFacts> facts;
+  for (const auto& text :
+       world.all_gather(fmt::format("{}\n{}\n{}", getpid(), core_list(), host_name()))) {
+    const size_t first = text.find('\n');
+    const size_t second = text.find('\n', first + 1);
+    facts.push_back({text.substr(second + 1), std::stoll(text.substr(0, first)),
+                     text.substr(first + 1, second - first - 1)});
+  }
+  return facts;
+}
+
+}  // namespace
+
+void check_one_machine(const std::vector<std::string>& hosts, const std::vector<int>& sharing,
+                       bool speaks) {
+  const auto world = static_cast<int>(hosts.size());
+  if (std::all_of(sharing.begin(), sharing.end(), [&](int n) { return n == world; })) return;
+  std::vector<std::string> distinct = hosts;
+  std::sort(distinct.begin(), distinct.end());
+  distinct.erase(std::unique(distinct.begin(), distinct.end()), distinct.end());
+  throw AgreedError(
+      ErrorKind::machine,
+      fmt::format("the {} ranks are not on one machine: {}; start all ranks on one (srun -N1, or "
+                  "mpirun without a host list)",
+                  world,
+                  distinct.size() > 1
+                      ? fmt::format("hosts {}", fmt::join(distinct, ", "))
+                      : fmt::format("on host {} they cannot share memory", distinct.front())),
+      speaks);
+}
+
+// In the order of their making; destroyed in the reverse order.
+struct RankContext::Parts {
+  MpiSession session;
+  std::unique_ptr<MpiCommunicator> world, text, transformer, decoder;
+  std::vector<RankFacts> facts;
+
+  std::unique_ptr<MpiCommunicator> duplicate(double timeout_s) {
+    return std::make_unique<MpiCommunicator>(MpiComm::duplicate(MPI_COMM_WORLD), session.rank(),
+                                             timeout_s);
+  }
+};
+
+RankContext::RankContext(const RankOptions& options) : parts_(std::make_unique<Parts>()) {
+  try {
+    check_launch(find_launch(options.environment), parts_->session.world_size());
+    require_one_machine(parts_->session);
+  } catch (const AgreedError&) {
+    parts_->session.finalize();
+    throw;
+  }
+  if (rank() == 0 && remove_stale_shared_memory() > 0)
+    log::info("comm", "removed shared memory that an ended run had left");
+  parts_->world = parts_->duplicate(options.timeout_s);
+  parts_->text = parts_->duplicate(options.timeout_s);
+  parts_->transformer = parts_->duplicate(options.timeout_s);
+  parts_->decoder = parts_->duplicate(options.timeout_s);
+  parts_->facts = gather_facts(*parts_->world);
+}
+
+RankContext::~RankContext() = default;
+
+int RankContext::rank() const { return parts_->session.rank(); }
+int RankContext::world_size() const { return parts_->session.world_size(); }
+const std::vector<RankFacts>& RankContext::facts() const { return parts_->facts; }
+Communicator& RankContext::world() { return *parts_->world; }
+Communicator& RankContext::text() { return *parts_->text; }
+Communicator& RankContext::transformer() { return *parts_->transformer; }
+Communicator& RankContext::decoder() { return *parts_->decoder; }
+
+void RankContext::close() {
+  for (auto* communicator : {&parts_->decoder, &parts_->transformer, &parts_->text, &parts_->world})
+    (*communicator)->close();
+  parts_->session.finalize();
+}
+
+bool RankContext::claim_report() noexcept { return parts_->world->board().claim_report(); }
+
+void RankContext::abort(int exit_code) noexcept { parts_->session.abort(exit_code); }
+
+int run_on_ranks(const RankOptions& options, const std::function<int(RankContext&)>& body) {
+  RankContext ranks(options);
+  try {
+    const int code = body(ranks);
+    ranks.close();
+    return code;
+  } catch (const AgreedError&) {
+    ranks.close();
+    throw;
+  } catch (...) {
+    if (ranks.world_size() == 1) {
+      ranks.close();
+      throw;
+    }
+    const Error error = current_error();
+    if (ranks.claim_report()) log::error(to_string(error.kind()), "{}", error.what());
+    ranks.abort(exit_code(error.kind()));
+  }
+}
+
+}  // namespace flotilla::comm

@@ -1,0 +1,73 @@
+// What a command opens to take part in a job of several ranks: MPI, this rank's place, and the
+// communicators. Works without a launcher as one rank. One machine only.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/agreement.h"
+#include "comm/communicator.h"
+#include "comm/launch.h"
+
+namespace flotilla::comm {
+
+struct RankOptions {
+  Environment environment;
+  // For collective calls, which also wait for a peer's slow disk; a peer that is gone is seen at
+  // once.
+  double timeout_s = 1800;
+};
+
+struct RankFacts {
+  std::string host;
+  int64_t pid = 0;
+  std::string cores;  // "0-3,8": those that the rank may run on
+};
+
+class RankContext {
+ public:
+  // Collective. Errors: ErrorKind::usage (see check_launch), ErrorKind::machine (ranks on different
+  // hosts, no shared memory), all as AgreedError; ErrorKind::communication.
+  explicit RankContext(const RankOptions& options);
+  // Local: frees what is this rank's own. Without close(), MPI is not finalised.
+  ~RankContext();
+  RankContext(const RankContext&) = delete;
+  RankContext& operator=(const RankContext&) = delete;
+
+  int rank() const;
+  int world_size() const;
+  bool is_driver() const { return rank() == 0; }
+  const std::vector<RankFacts>& facts() const;  // in the order of the ranks
+
+  // Separate ones, so that a phase that is ahead cannot take another phase's messages.
+  Communicator& world();
+  Communicator& text();
+  Communicator& transformer();
+  Communicator& decoder();
+
+  // Collective, the regular end: groups made by split() are closed before, MPI_Finalize is last.
+  void close();
+  // True for the first rank that asks; a fault that several ranks see is reported once.
+  bool claim_report() noexcept;
+  // Ends all ranks.
+  [[noreturn]] void abort(int exit_code) noexcept;
+
+ private:
+  struct Parts;
+  std::unique_ptr<Parts> parts_;
+};
+
+// Opens the ranks, runs `body` on each and closes them; gives what `body` gave. An AgreedError
+// closes the ranks and passes on. Any other exception leaves the peers waiting somewhere: it is
+// reported here, once for all ranks, and ends all of them with its exit code. (Of one rank, it
+// passes on.)
+int run_on_ranks(const RankOptions& options, const std::function<int(RankContext&)>& body);
+
+// Errors (AgreedError, ErrorKind::machine): not all ranks can share memory. `sharing[r]`: how many
+// ranks can share rank r's memory.
+void check_one_machine(const std::vector<std::string>& hosts, const std::vector<int>& sharing,
+                       bool speaks);
+
+}  // namespace flotilla::comm

@@ -1,0 +1,82 @@
+// A small job of several ranks in which rank 1 goes wrong: fault_program FAULT PHASE. Run by
+// fault_test.cpp under mpirun.
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "base/log.h"
+#include "comm/head_exchange.h"
+#include "comm/rank_context.h"
+
+namespace flotilla::comm {
+namespace {
+
+void go_wrong(const std::string& fault) {
+  if (fault == "kill") std::raise(SIGKILL);
+  if (fault == "crash") std::raise(SIGSEGV);
+  if (fault == "exit") std::_Exit(0);
+  if (fault == "stop") std::raise(SIGSTOP);
+  fail(ErrorKind::non_finite, "numbers ran away");  // "throw"
+}
+
+void exchange_rounds(RankContext& ranks, const std::string& fault) {
+  const int world = ranks.world_size();
+  const auto exchange = make_head_exchange(ranks.transformer(), {.heads = world,
+                                                                 .max_tokens = 64,
+                                                                 .token_bytes = 3 * 16 * world,
+                                                                 .timeout_s = 3,
+                                                                 .first_timeout_s = 3});
+  exchange->set_token_count(64, 1);
+  at::Tensor own = at::ones({1, exchange->local_tokens(), 4 * world});
+  for (int round = 0; round < 50; ++round) {
+    if (ranks.rank() == 1 && round == 20) go_wrong(fault);
+    own = exchange->exchange_back(exchange->exchange(std::vector{own})[0]);
+  }
+}
+
+void collective_rounds(RankContext& ranks, const std::string& fault) {
+  at::Tensor sum = at::ones({1000});
+  for (int round = 0; round < 50; ++round) {
+    if (ranks.rank() == 1 && round == 20) go_wrong(fault);
+    ranks.text().all_reduce_sum(sum);
+    sum = sum / ranks.world_size();
+  }
+}
+
+int run_phase(RankContext& ranks, const std::string& fault, const std::string& phase) {
+  log::configure({.rank = ranks.rank(), .world_size = ranks.world_size()});
+  with_context(phase, [&] {
+    if (phase == "exchange") return exchange_rounds(ranks, fault);
+    if (phase == "collective") return collective_rounds(ranks, fault);
+    agreed(ranks.world(), [&] {  // "agreement"
+      if (ranks.rank() == 1) go_wrong(fault);
+    });
+  });
+  return 0;
+}
+
+int guarded(const std::string& fault, const std::string& phase) {
+  const auto environment = [](const char* name) -> const char* { return std::getenv(name); };
+  try {
+    return run_on_ranks({environment, /*timeout_s=*/3},
+                        [&](RankContext& ranks) { return run_phase(ranks, fault, phase); });
+  } catch (const AgreedError& error) {
+    if (error.speaks()) log::error("test", "{}", error.what());
+    return exit_code(error.kind());
+  } catch (const Error& error) {
+    log::error("test", "{}", error.what());
+    return exit_code(error.kind());
+  }
+}
+
+}  // namespace
+}  // namespace flotilla::comm
+
+int main(int argc, char** argv) {
+  if (argc != 3) return 2;
+  return flotilla::comm::guarded(argv[1], argv[2]);
+}

@@ -1,0 +1,120 @@
+// Ranks that die, throw or hang: all ranks end within seconds with the right code and one message,
+// and nothing of ours stays in /dev/shm. Each case runs fault_program under mpirun.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <array>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <set>
+#include <string>
+
+namespace flotilla::comm {
+namespace {
+
+using testing::AllOf;
+using testing::AnyOf;
+using testing::HasSubstr;
+
+struct Outcome {
+  int code = -1;
+  std::string output;
+  double seconds = 0;
+  int errors = 0;  // lines of ours that report one
+};
+
+Outcome run_ranks(int ranks, const std::string& fault, const std::string& phase) {
+  const std::string command = std::string("timeout 60 ") + FLOTILLA_MPIEXEC + " -n " +
+                              std::to_string(ranks) + " " + FLOTILLA_FAULT_PROGRAM + " " + fault +
+                              " " + phase + " 2>&1";
+  const auto start = std::chrono::steady_clock::now();
+  Outcome outcome;
+  FILE* pipe = popen(command.c_str(), "r");
+  if (pipe == nullptr) return outcome;
+  std::array<char, 4096> buffer{};
+  while (std::fgets(buffer.data(), buffer.size(), pipe) != nullptr) {
+    const std::string line = buffer.data();
+    outcome.errors += line.find("ERROR ") != std::string::npos ? 1 : 0;
+    outcome.output += line;
+  }
+  const int status = pclose(pipe);
+  outcome.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  outcome.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return outcome;
+}
+
+std::set<std::string> shared_memory_names() {
+  std::set<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) {
+    const std::string name = entry.path().filename().string();
+    if (name.starts_with("flotilla.")) names.insert(name);
+  }
+  return names;
+}
+
+class FaultTest : public testing::Test {
+ protected:
+  void TearDown() override { EXPECT_EQ(shared_memory_names(), before_); }
+  std::set<std::string> before_ = shared_memory_names();
+};
+
+TEST_F(FaultTest, ARankThatDiesIsNamedWithItsPhase) {
+  for (const std::string fault : {"kill", "crash", "exit"}) {
+    for (const std::string phase : {"exchange", "collective"}) {
+      const Outcome outcome = run_ranks(4, fault, phase);
+      SCOPED_TRACE(fault + " in " + phase + ", " + std::to_string(outcome.seconds) + " s\n" +
+                   outcome.output);
+      EXPECT_NE(outcome.code, 0);
+      EXPECT_LT(outcome.seconds, 20);
+      EXPECT_EQ(outcome.errors, 1);
+      EXPECT_THAT(outcome.output, HasSubstr(phase + ": rank 1 ended"));
+    }
+  }
+}
+
+TEST_F(FaultTest, ARankThatHangsIsNamedAtTheDeadline) {
+  for (const std::string phase : {"exchange", "collective"}) {
+    const Outcome outcome = run_ranks(4, "stop", phase);
+    SCOPED_TRACE(phase + ", " + std::to_string(outcome.seconds) + " s\n" + outcome.output);
+    EXPECT_EQ(outcome.code, 6);
+    EXPECT_LT(outcome.seconds, 20);
+    EXPECT_EQ(outcome.errors, 1);
+    EXPECT_THAT(outcome.output, HasSubstr("rank 1 did not come within 3 s"));
+  }
+}
+
+TEST_F(FaultTest, ARankThatThrowsEndsAllWithTheCodeOfItsError) {
+  for (const int ranks : {2, 8}) {
+    for (const std::string phase : {"exchange", "collective", "agreement"}) {
+      const Outcome outcome = run_ranks(ranks, "throw", phase);
+      SCOPED_TRACE(phase + ", " + std::to_string(outcome.seconds) + " s\n" + outcome.output);
+      EXPECT_EQ(outcome.code, 7);
+      EXPECT_LT(outcome.seconds, 20);
+      EXPECT_EQ(outcome.errors, 1);
+      EXPECT_THAT(outcome.output, AllOf(HasSubstr("numbers ran away"), HasSubstr("rank 1")));
+    }
+  }
+}
+
+TEST_F(FaultTest, RanksThatMpiDoesNotConnectAreRefused) {
+  const std::string command = std::string("SLURM_NTASKS=4 SLURM_PROCID=0 SLURM_STEP_ID=0 ") +
+                              FLOTILLA_FAULT_PROGRAM + " none agreement > /dev/null 2>&1";
+  const int status = std::system(command.c_str());
+  EXPECT_EQ(WEXITSTATUS(status), 2);
+}
+
+}  // namespace
+}  // namespace flotilla::comm
+
+int main(int argc, char** argv) {
+  ::testing::InitGoogleTest(&argc, argv);
+  // As in the test presets: also as root, with more ranks than cores.
+  for (const char* name : {"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM",
+                           "OMPI_MCA_rmaps_base_oversubscribe", "OMP_NUM_THREADS"})
+    setenv(name, "1", /*overwrite=*/1);
+  setenv("OMPI_MCA_hwloc_base_binding_policy", "none", 1);
+  return RUN_ALL_TESTS();
+}
