@@ -19,15 +19,18 @@ constexpr Usage kUsage = {
     "options change its keys, for example --output or --set decoder.tiling=off.",
     "LATENTS.h5"};
 
+// What a decode reads of the job; the rest has done its work.
+const KeyFilter kKeys = {"output.", "decoder.", "device", "precision", "threads"};
+
 }  // namespace
 
 int decode(const Arguments& arguments) {
-  const auto values = parse(kUsage, job_options(), arguments);
+  const auto values = parse(kUsage, job_options(kKeys), arguments);
   if (!values) return 0;
   const std::string path = positional(kUsage, *values);
   const io::LatentsFile file =
       io::read_latents(path, {io::latents::kStage2Video, io::latents::kStage2Audio});
-  auto overrides = job_overrides(*values);
+  auto overrides = job_overrides(*values, kKeys);
   // This command reads a latents file and writes none.
   overrides.push_back({"output.latents", "", "decode", false});
   overrides.push_back({"output.save_frames", "false", "decode", false});

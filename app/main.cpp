@@ -91,7 +91,10 @@ int guarded(const Arguments& arguments) {
   } catch (const std::bad_alloc&) {
     return report(ErrorKind::memory, "out of host memory");
   } catch (const c10::Error& error) {
-    return report(ErrorKind::internal, error.what_without_backtrace());
+    const std::string text = error.what_without_backtrace();
+    // The CPU allocator has no exception type of its own.
+    const bool memory = text.find("DefaultCPUAllocator") != std::string::npos;
+    return report(memory ? ErrorKind::memory : ErrorKind::internal, text);
   } catch (const std::exception& error) {
     return report(ErrorKind::internal, error.what());
   }

@@ -1,7 +1,9 @@
 #include "app/options.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
 #include <iostream>
 
 #include "app/launcher.h"
@@ -31,6 +33,11 @@ std::vector<std::string> names_of(const po::options_description& options) {
   std::vector<std::string> names;
   for (const auto& option : options.options()) names.push_back("--" + option->long_name());
   return names;
+}
+
+bool passes(const KeyFilter& keys, std::string_view key) {
+  return keys.empty() || std::any_of(keys.begin(), keys.end(),
+                                     [&](const auto& start) { return key.starts_with(start); });
 }
 
 [[noreturn]] void fail_usage(const Usage& usage, const std::string& text) {
@@ -88,23 +95,29 @@ std::optional<po::variables_map> parse(const Usage& usage, po::options_descripti
   return values;
 }
 
-po::options_description job_options() {
+po::options_description job_options(const KeyFilter& keys) {
   po::options_description options("options");
   auto add = options.add_options();
   add("set", po::value<std::vector<std::string>>()->composing()->value_name("KEY=VALUE"),
       "change a key of the job file, e.g. --set video.num_frames=49; may be repeated");
   for (const auto& form : kShortForms) {
+    if (!passes(keys, form.key)) continue;
     add(form.option, po::value<std::string>()->value_name("VALUE"), form.help);
   }
   add("overwrite", "replace outputs that exist");
   return options;
 }
 
-std::vector<config::Override> job_overrides(const po::variables_map& values) {
+std::vector<config::Override> job_overrides(const po::variables_map& values,
+                                            const KeyFilter& keys) {
   std::vector<config::Override> overrides;
   if (values.count("set") != 0) {
-    for (const auto& text : values["set"].as<std::vector<std::string>>())
+    for (const auto& text : values["set"].as<std::vector<std::string>>()) {
       overrides.push_back(config::parse_set(text));
+      if (passes(keys, overrides.back().key)) continue;
+      fail(ErrorKind::usage, fmt::format("--set {} changes nothing here; keys that count: {}...",
+                                         overrides.back().key, fmt::join(keys, "..., ")));
+    }
   }
   for (const auto& form : kShortForms) {
     if (values.count(form.option) == 0) continue;

@@ -25,10 +25,14 @@ struct Usage {
 std::optional<po::variables_map> parse(const Usage& usage, po::options_description options,
                                        const Arguments& arguments);
 
-// --set, and the short forms of keys that people change most.
-po::options_description job_options();
+// --set, --overwrite, and the short forms of the keys that people change most; a command that uses
+// only some keys gives their beginnings ("output.", "decoder."), and takes no others.
+using KeyFilter = std::vector<std::string>;
+po::options_description job_options(const KeyFilter& keys = {});
 // Those options as changes to the job, short forms after --set.
-std::vector<config::Override> job_overrides(const po::variables_map& values);
+// Errors (ErrorKind::usage): a --set outside `keys`.
+std::vector<config::Override> job_overrides(const po::variables_map& values,
+                                            const KeyFilter& keys = {});
 
 // The positional argument. Errors (ErrorKind::usage): missing.
 std::string positional(const Usage& usage, const po::variables_map& values);

@@ -1,6 +1,7 @@
 #include "gpu/device.h"
 
 #include <ATen/ATen.h>
+#include <ATen/SDPBackend.h>
 
 #include <fstream>
 #include <limits>
@@ -83,6 +84,26 @@ int64_t total_memory_bytes(at::Device device) {
 void disable_tf32() {
   at::globalContext().setAllowTF32CuDNN(false);
   at::globalContext().setAllowTF32CuBLAS(false);
+}
+
+void choose_attention(AttentionBackend backend, at::DeviceType device) {
+  using Backend = AttentionBackend;
+  at::Context& context = at::globalContext();
+  if (backend == Backend::cudnn && device != at::kCUDA) {
+    fail(ErrorKind::machine, "attention: cudnn needs a CUDA device; use auto, flash or math");
+  }
+  const bool automatic = backend == Backend::automatic;
+  context.setSDPUseCuDNN(automatic || backend == Backend::cudnn);
+  context.setSDPUseFlash(automatic || backend == Backend::flash);
+  context.setSDPUseMemEfficient(automatic);
+  context.setSDPUseMath(true);
+  if (device == at::kCUDA) {
+    const auto order = {at::SDPBackend::cudnn_attention, at::SDPBackend::flash_attention,
+                        at::SDPBackend::efficient_attention, at::SDPBackend::math};
+    std::vector<int64_t> codes;
+    for (const auto entry : order) codes.push_back(static_cast<int64_t>(entry));
+    context.setSDPPriorityOrder(codes);
+  }
 }
 
 void synchronize(at::Device device) {

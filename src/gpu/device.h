@@ -18,6 +18,12 @@ int64_t total_memory_bytes(at::Device device);
 // Float32 means float32 from here on: no TF32 in convolutions and matrix products of CUDA
 // libraries.
 void disable_tf32();
+enum class AttentionBackend { automatic, math, flash, cudnn };
+// Which of Torch's attention kernels run on devices of this type. Automatic: on CUDA cuDNN first,
+// which is 1.7 times as fast as flash on Hopper (Torch's own order has it last); on the CPU flash.
+// A choice by hand leaves the plain (math) path for calls that the chosen kernel cannot serve, e.g.
+// with a mask. Errors (ErrorKind::machine): cudnn on a CPU.
+void choose_attention(AttentionBackend backend, at::DeviceType device);
 // Waits until all work that was given to the device is done; nothing to do on the CPU.
 void synchronize(at::Device device);
 // Most memory that Torch has held on the device; 0 on the CPU.

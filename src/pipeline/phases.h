@@ -26,6 +26,9 @@ class Phases {
   const std::vector<std::pair<std::string, double>>& seconds() const { return seconds_; }
   const std::map<std::string, std::vector<double>>& steps() const { return steps_; }
   double total_s() const;
+  // Weight bytes read from files that ModelFiles does not hold (the text encoder).
+  void add_bytes_read(int64_t bytes) { bytes_read_ += bytes; }
+  int64_t bytes_read() const { return bytes_read_; }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -45,6 +48,7 @@ class Phases {
   at::Device device_;
   std::vector<std::pair<std::string, double>> seconds_;
   std::map<std::string, std::vector<double>> steps_;
+  int64_t bytes_read_ = 0;
 };
 
 }  // namespace flotilla::pipeline

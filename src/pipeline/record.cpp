@@ -55,7 +55,7 @@ void write_metrics(const PreparedJob& prepared, const Phases& phases, const Host
   for (const auto& [stage, steps] : phases.steps()) {
     for (const double seconds : steps) metrics.add_step(stage, one_rank(seconds));
   }
-  metrics.set_bytes_read(files->bytes_read());
+  metrics.set_bytes_read(files->bytes_read() + phases.bytes_read());
   metrics.set_padding_fraction(0.0);
   const int64_t device_bytes = gpu::peak_device_bytes(plan.device);
   metrics.set_peak_bytes(io::peak_host_bytes(),

@@ -36,9 +36,24 @@ void check_device(const config::Job& job) {
 }
 
 bool needs_ffmpeg(const config::Job& job, Outputs outputs) {
-  if (outputs == Outputs::checked && job.output.path.extension() == ".mp4") return true;
+  // An unknown extension asks too: the message then says what this machine could write.
+  if (outputs == Outputs::checked && job.output.path.extension() != ".y4m") return true;
   return std::any_of(job.images.begin(), job.images.end(),
                      [](const auto& image) { return image.crf != 0; });
+}
+
+gpu::AttentionBackend attention_of(config::Attention choice) {
+  switch (choice) {
+    case config::Attention::math:
+      return gpu::AttentionBackend::math;
+    case config::Attention::flash:
+      return gpu::AttentionBackend::flash;
+    case config::Attention::cudnn:
+      return gpu::AttentionBackend::cudnn;
+    case config::Attention::automatic:
+      break;
+  }
+  return gpu::AttentionBackend::automatic;
 }
 
 // 63 random bits, so that the value is a legal `seed` again.
@@ -104,6 +119,8 @@ PreparedJob prepare_job(const config::LoadedJob& loaded, const Host& host, Outpu
     check_outputs(job, false);
   }
   gpu::disable_tf32();
+  gpu::choose_attention(attention_of(job.attention),
+                        job.device == config::Device::cuda ? at::kCUDA : at::kCPU);
   if (job.threads) at::set_num_threads(static_cast<int>(*job.threads));
   prepared.files = std::make_unique<ModelFiles>(job.models);
   audit_models(*prepared.files, job);

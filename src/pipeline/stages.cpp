@@ -60,6 +60,7 @@ text::PromptEmbedding encode_prompt(const Session& session, const std::string& p
     text::PromptEncoder made(session.files.transformer(), session.files.text_encoder(),
                              session.plan.dtype, session.plan.device);
     made.load();
+    session.phases.add_bytes_read(made.gemma().bytes_read());
     return made;
   });
   return session.phases.run("text", [&] {

@@ -54,6 +54,8 @@ class Gemma {
   const GemmaConfig& config() const { return config_; }
   const GemmaWeights& weights() const { return weights_; }
   int64_t weight_bytes() const { return arena_->bytes(); }
+  // Bytes read from the folder's files so far.
+  int64_t bytes_read() const { return arena_->checkpoint().bytes_read(); }
 
   // See gemma_forward().
   GemmaStates forward(const at::Tensor& ids, const at::Tensor& mask) const;

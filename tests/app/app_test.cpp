@@ -221,6 +221,10 @@ TEST_F(AppTest, DecodeMakesTheClipAgain) {
   const Outcome again = flotilla({"decode", latents, "--output", (dir_ / "b.y4m").string()});
   EXPECT_EQ(again.code, 0) << again.err;
   EXPECT_EQ(test::read_file(dir_ / "b.y4m"), test::read_file(dir_ / "a.y4m"));
+  const Outcome useless = flotilla({"decode", latents, "--set", "seed=4"});
+  EXPECT_EQ(useless.code, 2);
+  EXPECT_THAT(useless.err, HasSubstr("--set seed changes nothing here"));
+  EXPECT_EQ(flotilla({"decode", latents, "--prompt", "x"}).code, 2);
   test::write_file(dir_ / "bad.h5", "not HDF5");
   EXPECT_EQ(flotilla({"decode", (dir_ / "bad.h5").string()}).code, 3);
 }

@@ -243,6 +243,51 @@ TEST_F(RunJobTest, MissingGpuIsAMachineError) {
   EXPECT_EQ(refusal(text).kind(), ErrorKind::machine);
 }
 
+// Transformer with the text projection, video VAE, audio VAE with the vocoder: each in a file of
+// its own.
+TEST_F(RunJobTest, ComponentFilesGiveTheBytesOfTheMonolith) {
+  run(yaml("seed: 3\n" + outputs()));
+  const at::Tensor whole = io::read_latents(dir_ / "clip.h5").tensors.at(names::kStage2Video);
+  const auto monolith = test::open_tiny("ltx23-dev.safetensors");
+  const auto split = [&](const std::string& name, const std::vector<std::string>& prefixes) {
+    std::map<std::string, at::Tensor> tensors;
+    for (const auto& [tensor, info] : monolith->tensors()) {
+      for (const auto& prefix : prefixes) {
+        if (tensor.starts_with(prefix)) tensors.emplace(tensor, monolith->read(tensor));
+      }
+    }
+    test::write_safetensors(dir_ / name, tensors, {{"config", monolith->config().dump()}});
+  };
+  split("transformer.safetensors", {"model.diffusion_model.", "text_embedding_projection."});
+  split("video.safetensors", {"vae."});
+  split("audio.safetensors", {"audio_vae.", "vocoder."});
+  std::string text = yaml("seed: 3\n" + outputs(", overwrite: true"));
+  const std::string line =
+      fmt::format("  checkpoint: {}/ltx23-dev.safetensors\n", test::tiny_dir().string());
+  text.replace(text.find(line), line.size(),
+               "  transformer: transformer.safetensors\n  video_vae: video.safetensors\n  "
+               "audio_vae: audio.safetensors\n");
+  run(text);
+  EXPECT_TRUE(
+      test::same_bytes(io::read_latents(dir_ / "clip.h5").tensors.at(names::kStage2Video), whole));
+}
+
+TEST_F(RunJobTest, AttentionKernelThatIsNotThereIsRefused) {
+  const Error error = refusal(yaml("attention: cudnn\n" + outputs()));
+  EXPECT_EQ(error.kind(), ErrorKind::config);
+  EXPECT_THAT(error.what(), HasSubstr("attention: cudnn needs a GPU"));
+}
+
+TEST_F(RunJobTest, AttentionKernelsAgree) {
+  run(yaml("seed: 3\nattention: flash\n" + outputs()));
+  const at::Tensor flash = io::read_latents(dir_ / "clip.h5").tensors.at(names::kStage2Video);
+  run(yaml("seed: 3\nattention: math\n" + outputs(", overwrite: true")));
+  const at::Tensor math = io::read_latents(dir_ / "clip.h5").tensors.at(names::kStage2Video);
+  // Another order of summation in every attention: the bound of the end-to-end goldens.
+  EXPECT_TRUE(test::all_close(math, flash, 5e-5));
+  EXPECT_FALSE(test::same_bytes(math, flash));
+}
+
 TEST_F(RunJobTest, PositionsBeyondTheTableAreWarnedAbout) {
   const auto checkpoint = test::open_tiny("ltx23-dev.safetensors");
   nlohmann::json config = checkpoint->config();
