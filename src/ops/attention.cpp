@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include "ops/linear.h"
 #include "ops/norm.h"
 
 namespace flotilla::ops {
@@ -19,34 +20,48 @@ at::Tensor gate_heads(const at::Tensor& heads_out, const at::Tensor& gate_logits
   return (heads_out.unflatten(-1, {heads, -1}) * gates.unsqueeze(-1)).flatten(-2);
 }
 
+at::Tensor query_heads(const AttentionCall& call) {
+  return rotate_heads(rms_norm(call.q, call.norm_eps, call.q_norm), call.heads, call.q_rope);
+}
+
+at::Tensor key_heads(const AttentionCall& call) {
+  return rotate_heads(rms_norm(call.k, call.norm_eps, call.k_norm), call.heads, call.k_rope);
+}
+
+at::Tensor dot_product(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                       const at::Tensor& mask) {
+  const at::Tensor out =
+      at::scaled_dot_product_attention(q, k, v, optional_of(mask));  // [B, h, Tq, D]
+  return out.transpose(1, 2).flatten(-2);
+}
+
+at::Tensor finish_heads(const AttentionCall& call, const at::Tensor& heads_out) {
+  const at::Tensor kept =
+      call.keep.defined() ? heads_out * call.keep + call.v * (1 - call.keep) : heads_out;
+  return gate_heads(kept, call.gate_logits, call.heads);
+}
+
 at::Tensor attend(const AttentionCall& call) {
-  const at::Tensor q =
-      rotate_heads(rms_norm(call.q, call.norm_eps, call.q_norm), call.heads, call.q_rope);
-  const at::Tensor k =
-      rotate_heads(rms_norm(call.k, call.norm_eps, call.k_norm), call.heads, call.k_rope);
   const at::Tensor v = call.v.unflatten(-1, {call.heads, -1}).transpose(1, 2);  // [B, H, Tk, D]
-  at::Tensor out = at::scaled_dot_product_attention(q, k, v, optional_of(call.mask));
-  out = out.transpose(1, 2).flatten(-2);  // [B, Tq, H*D]
-  if (call.keep.defined()) out = out * call.keep + call.v * (1 - call.keep);
-  return gate_heads(out, call.gate_logits, call.heads);
+  return finish_heads(call, dot_product(query_heads(call), key_heads(call), v, call.mask));
 }
 
 AttentionCall project_qkv(const AttentionWeights& weights, const at::Tensor& x,
                           const at::Tensor& context, double norm_eps) {
   AttentionCall call;
-  call.q = at::linear(x, weights.to_q_weight, weights.to_q_bias);
-  call.k = at::linear(context, weights.to_k_weight, weights.to_k_bias);
-  call.v = at::linear(context, weights.to_v_weight, weights.to_v_bias);
+  call.q = linear(x, weights.to_q_weight, weights.to_q_bias);
+  call.k = linear(context, weights.to_k_weight, weights.to_k_bias);
+  call.v = linear(context, weights.to_v_weight, weights.to_v_bias);
   call.q_norm = weights.q_norm;
   call.k_norm = weights.k_norm;
   call.norm_eps = norm_eps;
   call.heads = weights.heads;
-  if (weights.gated()) call.gate_logits = at::linear(x, weights.gate_weight, weights.gate_bias);
+  if (weights.gated()) call.gate_logits = linear(x, weights.gate_weight, weights.gate_bias);
   return call;
 }
 
 at::Tensor project_out(const AttentionWeights& weights, const at::Tensor& heads_out) {
-  return at::linear(heads_out, weights.to_out_weight, weights.to_out_bias);
+  return linear(heads_out, weights.to_out_weight, weights.to_out_bias);
 }
 
 }  // namespace flotilla::ops

@@ -31,6 +31,17 @@ struct AttentionCall {
 // Gated heads before the output projection, [B, Tq, H*D].
 at::Tensor attend(const AttentionCall& call);
 
+// The parts of attend(), for implementations that exchange tokens and heads in between. Queries and
+// keys are normalised over all heads and rotated here, so this comes before any exchange.
+at::Tensor query_heads(const AttentionCall& call);  // [B, H, Tq, D]
+at::Tensor key_heads(const AttentionCall& call);    // [B, H, Tk, D]
+// Of whatever heads are here: q [B, h, Tq, D], k and v [B, h, Tk, D] -> [B, Tq, h*D]. `mask` as in
+// AttentionCall.
+at::Tensor dot_product(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                       const at::Tensor& mask);
+// `keep` and the gate on the outputs of all heads, [B, Tq, H*D].
+at::Tensor finish_heads(const AttentionCall& call, const at::Tensor& heads_out);
+
 // What is left of attend() when attention is skipped (STG): the values, gated.
 at::Tensor gate_heads(const at::Tensor& heads_out, const at::Tensor& gate_logits, int64_t heads);
 

@@ -4,6 +4,8 @@
 
 #include <cmath>
 
+#include "ops/linear.h"
+
 namespace flotilla::transformer {
 namespace {
 
@@ -11,7 +13,7 @@ constexpr int64_t kEmbeddingChannels = 256;
 constexpr double kMaxPeriod = 10000.0;
 
 at::Tensor apply(const loader::Linear& layer, const at::Tensor& x) {
-  return at::linear(x, layer.weight, layer.bias);
+  return ops::linear(x, layer.weight, layer.bias);
 }
 
 }  // namespace

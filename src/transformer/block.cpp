@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include "ops/linear.h"
 #include "ops/norm.h"
 #include "ops/token_rows.h"
 
@@ -97,13 +98,14 @@ class Stream {
   }
 
   const ops::RopeTable& cross_rope() const { return inputs_.cross_rope; }
+  const at::Tensor& video_mask() const { return inputs_.video_mask; }
 
  private:
   at::Tensor values_only(const at::Tensor& normed) const {
     const auto& attention = weights_.self_attention;
-    const at::Tensor values = at::linear(normed, attention.to_v_weight, attention.to_v_bias);
+    const at::Tensor values = ops::linear(normed, attention.to_v_weight, attention.to_v_bias);
     if (!attention.gated()) return values;
-    return ops::gate_heads(values, at::linear(normed, attention.gate_weight, attention.gate_bias),
+    return ops::gate_heads(values, ops::linear(normed, attention.gate_weight, attention.gate_bias),
                            attention.heads);
   }
 
@@ -139,6 +141,7 @@ at::Tensor cross_modal(const CrossAttention& cross, const BlockArgs& args, const
                        from.cross_input(x_from_before, cross.rows), args.config.norm_eps);
   call.q_rope = to.cross_rope();
   call.k_rope = from.cross_rope();
+  call.mask = to.video_mask();
   const at::Tensor heads_out =
       cross.attend != nullptr ? (args.attention.*cross.attend)(call) : ops::attend(call);
   at::Tensor update = ops::project_out(cross.weights, heads_out) * to.cross_gate();

@@ -13,7 +13,8 @@ namespace flotilla::transformer {
 
 // The two attentions that read all video tokens. This is the border for sequence parallelism: a
 // rank that holds a part of the tokens supplies its own implementation. Calls are made in the same
-// order on all ranks; an implementation may be collective.
+// order on all ranks; an implementation may be collective. A result may be memory that the next
+// call writes to: it is read at once.
 class VideoTokenAttention {
  public:
   virtual ~VideoTokenAttention() = default;
@@ -39,6 +40,7 @@ struct StreamInputs {
   at::Tensor context;       // [B, S, dim]
   at::Tensor context_mask;  // additive, [B, 1, 1, S]; undefined: none
   at::Tensor self_mask;     // additive, [B, 1, T, T] or broadcastable; undefined: none
+  at::Tensor video_mask;  // additive, [B, 1, Ta, Tv] or broadcastable, audio only; undefined: none
   ops::RopeTable rope;
   ops::RopeTable cross_rope;
   at::Tensor row_of_token;  // int64 [B, T]; undefined: one row a sample

@@ -4,6 +4,8 @@
 
 #include <limits>
 
+#include "ops/linear.h"
+
 namespace flotilla::transformer {
 namespace {
 
@@ -26,7 +28,7 @@ Limits limits_of(at::ScalarType dtype) {
 }
 
 at::Tensor apply(const loader::Linear& layer, const at::Tensor& x) {
-  return at::linear(x, layer.weight, layer.bias);
+  return ops::linear(x, layer.weight, layer.bias);
 }
 
 at::Tensor project_caption(const CaptionProjectionWeights& weights, const at::Tensor& context) {
@@ -46,7 +48,7 @@ PreparedStream prepare_stream(const TransformerConfig& config, const StreamWeigh
   if (modality.context_mask.defined())
     inputs.context_mask = additive_context_mask(modality.context_mask, dtype);
   if (modality.attention_mask.defined())
-    inputs.self_mask = additive_self_mask(modality.attention_mask, dtype);
+    inputs.self_mask = additive_token_mask(modality.attention_mask, dtype);
 
   const at::Tensor timesteps = modality.timesteps.values * config.timestep_scale;
   inputs.row_of_token = modality.timesteps.index;
@@ -68,11 +70,11 @@ PreparedStream prepare_stream(const TransformerConfig& config, const StreamWeigh
 
 }  // namespace
 
-at::Tensor additive_self_mask(const at::Tensor& mask, at::ScalarType dtype) {
+at::Tensor additive_token_mask(const at::Tensor& mask, at::ScalarType dtype) {
   const Limits limits = limits_of(dtype);
   const at::Tensor bias = mask.clamp_min(limits.tiny).log().to(dtype);
   return at::where(mask.gt(0), bias, at::full_like(bias, -limits.max))
-      .unsqueeze(1);  // [B, 1, T, T]
+      .unsqueeze(1);  // [B, 1, Tq, Tk]
 }
 
 at::Tensor additive_context_mask(const at::Tensor& mask, at::ScalarType dtype) {
@@ -113,6 +115,9 @@ PreparedStream prepare_audio(const TransformerConfig& config, const TransformerW
                              const Modality& audio, const at::Tensor& other_sigma,
                              const RopeTables& rope) {
   PreparedStream prepared = prepare_stream(config, weights.audio, audio, other_sigma);
+  if (audio.video_mask.defined()) {
+    prepared.inputs.video_mask = additive_token_mask(audio.video_mask, audio.latent.scalar_type());
+  }
   prepared.inputs.rope = rope.audio;
   prepared.inputs.cross_rope = rope.audio_cross;
   return prepared;

@@ -16,6 +16,7 @@ struct Modality {
   at::Tensor context;       // [B, S, context_dim]; with caption_projection [B, S, caption_channels]
   at::Tensor context_mask;  // int64 [B, S] of 0 and 1, or additive float; undefined: none
   at::Tensor attention_mask;  // [B, T, T] (or broadcastable) in [0, 1]; undefined: none
+  at::Tensor video_mask;      // audio only: [B, Ta, Tv] in [0, 1], the video that sound attends to
   at::Tensor
       keyframes_mask;  // [B, T, 1], above 0 where a token is a single pixel frame; undefined: none
   bool enabled = true;
@@ -49,8 +50,8 @@ PreparedStream prepare_audio(const TransformerConfig& config, const TransformerW
                              const Modality& audio, const at::Tensor& other_sigma,
                              const RopeTables& rope);
 
-// [0, 1] -> additive: log of the value, the lowest number for 0. [B, T, T] -> [B, 1, T, T].
-at::Tensor additive_self_mask(const at::Tensor& mask, at::ScalarType dtype);
+// [0, 1] -> additive: log of the value, the lowest number for 0. [B, Tq, Tk] -> [B, 1, Tq, Tk].
+at::Tensor additive_token_mask(const at::Tensor& mask, at::ScalarType dtype);
 // int64 [B, S] of 0 and 1 -> additive [B, 1, 1, S]; additive masks pass.
 at::Tensor additive_context_mask(const at::Tensor& mask, at::ScalarType dtype);
 

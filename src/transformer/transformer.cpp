@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include "ops/linear.h"
 #include "ops/norm.h"
 
 namespace flotilla::transformer {
@@ -16,8 +17,8 @@ at::Tensor project_output(const StreamWeights& weights, const PreparedStream& pr
   const at::Tensor shift = ops::expand_rows(rows.select(1, 0), prepared.inputs.row_of_token);
   const at::Tensor scale = ops::expand_rows(rows.select(1, 1), prepared.inputs.row_of_token);
   const at::Tensor normed = at::layer_norm(x, {x.size(-1)}, {}, {}, eps);
-  return at::linear(ops::modulate(normed, scale, shift), weights.output.weight,
-                    weights.output.bias);
+  return ops::linear(ops::modulate(normed, scale, shift), weights.output.weight,
+                     weights.output.bias);
 }
 
 }  // namespace
@@ -40,7 +41,11 @@ Transformer::Transformer(std::shared_ptr<const loader::Checkpoint> checkpoint,
   lora_counts_ = loader::LoraSet(*arena_, kPrefix, loras).counts();
   if (device.type() == at::kMeta) return;
   arena_->load();
-  loader::fuse_loras(*arena_, kPrefix, loras);
+  fuse_loras(loras);
+}
+
+void Transformer::fuse_loras(const std::vector<loader::LoraWithStrength>& loras) {
+  lora_counts_ = loader::fuse_loras(*arena_, kPrefix, loras);
 }
 
 Velocity Transformer::forward(const Modality* video, const Modality* audio, const RopeTables& rope,

@@ -33,6 +33,9 @@ class Transformer {
   const TransformerConfig& config() const { return config_; }
   const TransformerWeights& weights() const { return weights_; }
   int64_t weight_bytes() const { return arena_->bytes(); }
+  // Makes the loaded weights the clean ones with exactly these LoRAs fused in, in place. Not while
+  // a forward runs. Errors (ErrorKind::input): see fuse_loras(); the clean weights are left.
+  void fuse_loras(const std::vector<loader::LoraWithStrength>& loras);
   // One entry a LoRA, in their order.
   const std::vector<loader::LoraCounts>& lora_counts() const { return lora_counts_; }
 
