@@ -19,8 +19,8 @@ constexpr Command kBenchmarks[] = {
 
 void print_usage() {
   fmt::print(
-      "usage: flotilla bench <benchmark> [options]\n\nbenchmarks (flotilla bench <benchmark> --help "
-      "tells more):\n");
+      "usage: flotilla bench <benchmark> [options]\n\n"
+      "benchmarks (flotilla bench <benchmark> --help tells more):\n");
   for (const auto& benchmark : kBenchmarks)
     fmt::print("  {:<10} {}\n", benchmark.name, benchmark.summary);
 }

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "app/command.h"
 #include "app/launcher.h"
@@ -24,12 +25,11 @@ namespace flotilla::app {
 namespace {
 
 constexpr Usage kUsage = {
-    "bench comm",
-    "mpirun -n N flotilla bench comm [options]",
-    "Times the exchange of tokens for heads (q, k and v in one call), the way back, the head gather, "
-    "the collectives\nand plain MPI_Alltoall. size: bytes of a rank's tensors; algbw = size / p50; "
-    "busbw = algbw times the share\nof the bytes that leaves a rank; vs a2a: MPI_Alltoall's p50 "
-    "divided by the row's.",
+    "bench comm", "mpirun -n N flotilla bench comm [options]",
+    "Times the exchange of tokens for heads (q, k and v in one call), the way back, the head\n"
+    "gather, the collectives and plain MPI_Alltoall. size: bytes of a rank's tensors; algbw =\n"
+    "size / p50; busbw = algbw times the share of the bytes that leaves a rank; vs a2a:\n"
+    "MPI_Alltoall's p50 divided by the row's.",
     "\"comm\"",
     /*many_ranks=*/true};
 
@@ -43,19 +43,20 @@ struct Settings {
   double min_busbw;
   std::string json;
   int64_t width() const { return heads * head_dim; }
-  int64_t row_bytes() const {
-    return width() * static_cast<int64_t>(c10::elementSize(dtype));
-  }
+  int64_t row_bytes() const { return width() * static_cast<int64_t>(c10::elementSize(dtype)); }
 };
 
-// One operation at one size. `prepare` is not timed; `run` gives the result that `expected` has.
+// One operation at one size. Before each run `prepare` is called and `input` is written anew from
+// `fresh`, as a model would do: its values are then in this rank's caches and nowhere else. What
+// `run` gives, put together along its first axis, must be `expected`.
 struct Case {
   std::string name;
   int64_t bytes;
   double bus_factor;
-  std::function<void()> prepare;
-  std::function<at::Tensor()> run;
+  at::Tensor input, fresh;
+  std::function<std::vector<at::Tensor>()> run;
   at::Tensor expected;
+  std::function<void()> prepare = [] {};
 };
 
 struct Record {
@@ -83,19 +84,22 @@ class CommBench {
         settings_(settings),
         ranks_(communicator.world_size()),
         exchange_(comm::make_head_exchange(
-            communicator, {.heads = settings.heads,
-                           .max_tokens = ranks_ * local_tokens(settings.max_bytes),
-                           .max_batch = 3,
-                           .token_bytes = 3 * settings.row_bytes(),
-                           .max_gather_bytes = 3 * local_tokens(settings.max_bytes) *
-                                               settings.row_bytes()})) {}
+            communicator,
+            {.heads = settings.heads,
+             .max_tokens = ranks_ * local_tokens(settings.max_bytes),
+             .max_batch = 3,
+             .token_bytes = 3 * settings.row_bytes(),
+             .max_gather_bytes = 3 * local_tokens(settings.max_bytes) * settings.row_bytes()})) {}
 
   std::vector<Record> run() {
     std::vector<Record> records;
+    int64_t last_tokens = 0;
     for (int64_t bytes = settings_.min_bytes; bytes <= settings_.max_bytes; bytes *= 4) {
+      const int64_t tokens = local_tokens(bytes);
+      // Sizes below one token are all the same.
+      if (std::exchange(last_tokens, tokens) == tokens) continue;
       const size_t first = records.size();
-      for (const Case& item : cases(local_tokens(bytes)))
-        records.push_back(measure(item, local_tokens(bytes)));
+      for (const Case& item : cases(tokens)) records.push_back(measure(item, tokens));
       const double baseline = records.back().p50_us;
       for (size_t i = first; i < records.size(); ++i)
         records[i].vs_all_to_all = baseline / records[i].p50_us;
@@ -133,20 +137,25 @@ void CommBench::add_exchanges(std::vector<Case>& cases, int64_t tokens) {
   const int64_t bytes = 3 * tokens * settings_.row_bytes();
   const double leaving = static_cast<double>(ranks_ - 1) / static_cast<double>(ranks_);
   const at::Tensor whole = pattern({3, all_tokens, settings_.width()}, settings_.dtype);
-  const at::Tensor own = whole.narrow(1, rank * tokens, tokens).contiguous();     // [3, S, W]
-  const at::Tensor heads = whole.narrow(2, rank * own_width, own_width).contiguous();  // [3, T, W/N]
+  const at::Tensor own = whole.narrow(1, rank * tokens, tokens).contiguous();  // [3, S, W]
+  const at::Tensor heads =
+      whole.narrow(2, rank * own_width, own_width).contiguous();  // [3, T, W/N]
   // q, k, v as three tensors of one sample; the way back as one tensor of three samples.
-  const std::vector<at::Tensor> qkv = {own.narrow(0, 0, 1), own.narrow(0, 1, 1), own.narrow(0, 2, 1)};
-  cases.push_back({"exchange", bytes, leaving,
-                   [=, this] { exchange_->set_token_count(all_tokens, 1); },
-                   [=, this] { return at::cat(exchange_->exchange(qkv)); }, heads});
-  cases.push_back({"exchange_back", bytes, leaving,
-                   [=, this] { exchange_->set_token_count(all_tokens, 3); },
-                   [=, this] { return exchange_->exchange_back(heads); }, own});
+  const at::Tensor sent = own.clone();
+  const std::vector<at::Tensor> qkv = sent.split(1);
+  cases.push_back({"exchange", bytes, leaving, sent, own,
+                   [=, this] { return exchange_->exchange(qkv); }, heads,
+                   [=, this] { exchange_->set_token_count(all_tokens, 1); }});
+  const at::Tensor sent_back = heads.clone();
+  cases.push_back({"exchange_back", bytes, leaving, sent_back, heads,
+                   [=, this] { return std::vector{exchange_->exchange_back(sent_back)}; }, own,
+                   [=, this] { exchange_->set_token_count(all_tokens, 3); }});
   const at::Tensor audio = pattern({1, 3 * tokens, settings_.width()}, settings_.dtype);
   const at::Tensor audio_heads = audio.narrow(2, rank * own_width, own_width).contiguous();
-  cases.push_back({"all_gather_heads", bytes, leaving, [] {},
-                   [=, this] { return exchange_->all_gather_heads(audio_heads); }, audio});
+  const at::Tensor gathered = audio_heads.clone();
+  cases.push_back({"all_gather_heads", bytes, leaving, gathered, audio_heads,
+                   [=, this] { return std::vector{exchange_->all_gather_heads(gathered)}; },
+                   audio});
 }
 
 void CommBench::add_collectives(std::vector<Case>& cases, int64_t tokens) {
@@ -155,27 +164,25 @@ void CommBench::add_collectives(std::vector<Case>& cases, int64_t tokens) {
   const int64_t bytes = 3 * tokens * settings_.row_bytes();
   const double leaving = static_cast<double>(ranks_ - 1) / static_cast<double>(ranks_);
   const at::Tensor parts = pattern({ranks_, count / ranks_}, settings_.dtype);
-  cases.push_back({"all_gather", bytes, leaving, [] {},
-                   [=, this] { return comm_.all_gather(parts[rank].contiguous()); }, parts});
+  const at::Tensor part_of_this = parts[rank].clone();
+  cases.push_back({"all_gather", bytes, leaving, part_of_this, parts[rank],
+                   [=, this] { return std::vector{comm_.all_gather(part_of_this)}; }, parts});
 
   // Small values, so that every sum is exact in every type.
   const at::Tensor small = pattern({count}, settings_.dtype).remainder(8);
   const at::Tensor work = at::empty_like(small);
-  cases.push_back({"all_reduce", bytes, 2 * leaving, [=] { work.copy_(small + rank); },
-                   [=, this] {
-                     at::Tensor sum = work;
-                     comm_.all_reduce_sum(sum);
-                     return sum;
-                   },
+  const auto in_place = [work](auto call) {
+    return [work, call] {
+      at::Tensor tensor = work;
+      call(tensor);
+      return std::vector{tensor};
+    };
+  };
+  cases.push_back({"all_reduce", bytes, 2 * leaving, work, small + rank,
+                   in_place([this](at::Tensor& tensor) { comm_.all_reduce_sum(tensor); }),
                    small * ranks_ + ranks_ * (ranks_ - 1) / 2});
-  cases.push_back({"broadcast", bytes, 1.0,
-                   [=] { rank == 0 ? work.copy_(small) : work.zero_(); },
-                   [=, this] {
-                     at::Tensor tensor = work;
-                     comm_.broadcast(tensor, 0);
-                     return tensor;
-                   },
-                   small});
+  cases.push_back({"broadcast", bytes, 1.0, work, rank == 0 ? small : at::zeros_like(small),
+                   in_place([this](at::Tensor& tensor) { comm_.broadcast(tensor, 0); }), small});
 
   // Part j of rank i carries i * N + j in front of its values.
   const auto part = [=, this](int64_t from, int64_t to) {
@@ -186,13 +193,13 @@ void CommBench::add_collectives(std::vector<Case>& cases, int64_t tokens) {
     outgoing.push_back(part(rank, r));
     incoming.push_back(part(r, rank));
   }
-  const at::Tensor sent = at::cat(outgoing);
-  const at::Tensor received = at::empty_like(sent);
-  cases.push_back({"MPI_Alltoall", bytes, leaving, [=] { received.zero_(); },
-                   [=, this] {
-                     at::Tensor to = received;
-                     comm::plain_all_to_all(comm_, sent, to);
-                     return to;
+  const at::Tensor fresh = at::cat(outgoing);
+  const at::Tensor sent = fresh.clone();
+  at::Tensor received = at::empty_like(sent);
+  cases.push_back({"MPI_Alltoall", bytes, leaving, sent, fresh,
+                   [=, this]() mutable {
+                     comm::plain_all_to_all(comm_, sent, received);
+                     return std::vector{received};
                    },
                    at::cat(incoming)});
 }
@@ -203,11 +210,12 @@ Record CommBench::measure(const Case& item, int64_t tokens) {
   int64_t wrong = 0;
   for (int i = -settings_.warmup; i < settings_.iters; ++i) {
     item.prepare();
+    item.input.copy_(item.fresh);
     comm_.barrier("benchmark", 60);
     const auto start = Clock::now();
-    const at::Tensor result = item.run();
+    const std::vector<at::Tensor> result = item.run();
     const auto end = Clock::now();
-    wrong += at::ne(result, item.expected).sum().item<int64_t>();
+    wrong += at::ne(at::cat(result), item.expected).sum().item<int64_t>();
     if (i >= 0) times[i] = std::chrono::duration<double, std::micro>(end - start).count();
   }
   // The slowest rank counts, run by run.
@@ -247,7 +255,7 @@ void print_table(const comm::RankContext& ranks, const Settings& settings,
                  const std::vector<Record>& records) {
   fmt::print(
       "# flotilla bench comm {} ({})  mpi {}  torch {}  ranks {}  warmup {}  iters {}  "
-      "transport shared memory, MPI  time = slowest rank\n",
+      "transport shared memory, MPI  inputs written anew  time = slowest rank\n",
       kVersion, kCommit, kMpiVersion, kTorchVersion, ranks.world_size(), settings.warmup,
       settings.iters);
   for (size_t r = 0; r < ranks.facts().size(); ++r) {
@@ -271,18 +279,23 @@ void print_table(const comm::RankContext& ranks, const Settings& settings,
   }
   const int64_t wrong = total_wrong(records);
   fmt::print("# wrong values: {} {}        min busbw: {}\n", wrong, wrong == 0 ? "OK" : "FAILED",
-             settings.min_busbw <= 0            ? "unchecked"
+             settings.min_busbw <= 0          ? "unchecked"
              : fast_enough(settings, records) ? "OK"
-                                                : "FAILED");
+                                              : "FAILED");
 }
 
 void write_json(const comm::RankContext& ranks, const Settings& settings,
                 const std::vector<Record>& records) {
-  nlohmann::ordered_json json = {
-      {"version", kVersion},       {"commit", kCommit},       {"mpi", kMpiVersion},
-      {"ranks", ranks.world_size()}, {"warmup", settings.warmup}, {"iters", settings.iters},
-      {"type", type_name(settings.dtype)}, {"heads", settings.heads},
-      {"head_dim", settings.head_dim},     {"records", nlohmann::ordered_json::array()}};
+  nlohmann::ordered_json json = {{"version", kVersion},
+                                 {"commit", kCommit},
+                                 {"mpi", kMpiVersion},
+                                 {"ranks", ranks.world_size()},
+                                 {"warmup", settings.warmup},
+                                 {"iters", settings.iters},
+                                 {"type", type_name(settings.dtype)},
+                                 {"heads", settings.heads},
+                                 {"head_dim", settings.head_dim},
+                                 {"records", nlohmann::ordered_json::array()}};
   for (const auto& record : records) {
     json["records"].push_back({{"operation", record.name},
                                {"size_bytes", record.bytes},
@@ -363,9 +376,8 @@ int bench_comm(const Arguments& arguments) {
   if (!values) return 0;
   positional(kUsage, *values);  // the word "comm" itself, and nothing behind it
   const Settings settings = read_settings(*values);
-  return comm::run_on_ranks({host().environment}, [&](comm::RankContext& ranks) {
-    return run_on(ranks, settings);
-  });
+  return comm::run_on_ranks({host().variable},
+                            [&](comm::RankContext& ranks) { return run_on(ranks, settings); });
 }
 
 }  // namespace flotilla::app

@@ -6,29 +6,12 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "comm/launch.h"
 
 namespace flotilla::app {
-namespace {
-
-struct Names {
-  const char* rank;
-  const char* size;
-};
-// Open MPI, PMI (MPICH and its kin), and Slurm inside a step: SLURM_STEP_NUM_TASKS is set by srun
-// only.
-constexpr Names kLaunchers[] = {{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
-                                {"PMI_RANK", "PMI_SIZE"},
-                                {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS"}};
-
-}  // namespace
-
 LaunchedRanks launched_ranks() {
-  for (const auto& names : kLaunchers) {
-    const char* rank = std::getenv(names.rank);
-    const char* size = std::getenv(names.size);
-    if (rank != nullptr && size != nullptr) return {std::atoi(rank), std::atoi(size)};
-  }
-  return {};
+  const auto launch = comm::find_launch(host().variable);
+  return launch ? LaunchedRanks{launch->rank, launch->world_size} : LaunchedRanks{};
 }
 
 void require_one_rank() {

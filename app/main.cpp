@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/text.h"
+#include "comm/agreement.h"
 #include "version.h"
 
 namespace flotilla::app {
@@ -21,7 +22,7 @@ namespace {
 constexpr Command kCommands[] = {
     {"run", "generate the clip of a job file", &run},
     {"decode", "make the clip again from a latents file", &decode},
-    {"bench", "measure the phases of a job", &bench},
+    {"bench", "measure the phases of a job, or the exchange between ranks", &bench},
 };
 
 void print_usage() {
@@ -75,7 +76,11 @@ int dispatch(const Arguments& arguments) {
                    fmt::join(names, ", ")));
 }
 
+// What is wrong with the command line or the job is wrong on all ranks: one of them says it.
+bool is_alike(ErrorKind kind) { return kind == ErrorKind::usage || kind == ErrorKind::config; }
+
 int report(ErrorKind kind, const std::string& text) {
+  if (is_alike(kind) && launched_ranks().rank != 0) return exit_code(kind);
   log::error(to_string(kind), "{}", text);
   return exit_code(kind);
 }
@@ -83,6 +88,8 @@ int report(ErrorKind kind, const std::string& text) {
 int guarded(const Arguments& arguments) {
   try {
     return dispatch(arguments);
+  } catch (const comm::AgreedError& error) {
+    return error.speaks() ? report(error.kind(), error.what()) : exit_code(error.kind());
   } catch (const Error& error) {
     return report(error.kind(), error.what());
   } catch (const c10::OutOfMemoryError& error) {

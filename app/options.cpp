@@ -87,7 +87,7 @@ std::optional<po::variables_map> parse(const Usage& usage, po::options_descripti
     }
     return std::nullopt;
   }
-  require_one_rank();
+  if (!usage.many_ranks) require_one_rank();
   const log::Level level = values.count("quiet") != 0     ? log::Level::warn
                            : values.count("verbose") != 0 ? log::Level::debug
                                                           : log::Level::info;

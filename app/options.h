@@ -18,6 +18,7 @@ struct Usage {
   const char* synopsis;  // "flotilla run JOB.yaml [options]"
   const char* explanation;
   const char* positional;  // name of the one positional argument
+  bool many_ranks = false;  // may be started with more than one rank
 };
 
 // Adds --help, --quiet, --verbose to `options` and parses. Empty when --help was asked for (and
