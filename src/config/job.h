@@ -61,7 +61,7 @@ struct ModalityGuidance {
   double modality = 3.0;
   double rescale = 0.7;
   int64_t skip_step = 0;
-  std::vector<int64_t> stg_blocks = {28};
+  std::optional<std::vector<int64_t>> stg_blocks;  // without: those of the model's generation
   bool operator==(const ModalityGuidance&) const = default;
 };
 
@@ -75,7 +75,8 @@ using Sigmas = std::vector<double>;
 using TileGrid = std::array<int64_t, 3>;  // frames, rows, columns
 
 struct Stage1 {
-  int64_t steps = 30;  // in a loaded job equal to sigmas->size() - 1 when sigmas are given
+  // Without: that of the model's generation. In a loaded job with sigmas: sigmas->size() - 1.
+  std::optional<int64_t> steps;
   std::optional<Sigmas> sigmas;
   Stage1Parallel parallel = Stage1Parallel::sp;
   std::optional<int64_t> guidance_groups;

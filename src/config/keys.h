@@ -33,7 +33,7 @@ void visit_keys(V& v, Models& x) {
         {.doc = "audio VAE and vocoder, when the parts are files of their own"});
   v.key("spatial_upsampler", x.spatial_upsampler, {.required = true, .doc = "latent upsampler x2"});
   v.key("text_encoder", x.text_encoder,
-        {.required = true, .doc = "Gemma: its Hugging Face folder, or one .safetensors file"});
+        {.required = true, .doc = "Gemma: its Hugging Face folder"});
   v.section("distilled_lora", x.distilled_lora,
             {.only = kTwoStages, .doc = "LoRA that stage 2 adds"});
   v.list("loras", x.loras, {.doc = "LoRAs of the whole run, added in this order"});
@@ -92,7 +92,11 @@ void visit_keys(V& v, ModalityGuidance& x) {
   v.key("skip_step", x.skip_step,
         {.min = 0, .max = 1000, .doc = "steps without guidance after each guided one"});
   v.key("stg_blocks", x.stg_blocks,
-        {.min = 0, .max = 1000, .doc = "transformer blocks that the stg pass perturbs"});
+        {.min = 0,
+         .max = 1000,
+         .unset = "auto",
+         .doc = "transformer blocks that the stg pass perturbs; auto: [28] from LTX-2.3 on, [29] "
+                "before"});
 }
 
 template <typename V>
@@ -106,8 +110,10 @@ void visit_keys(V& v, Stage1& x) {
   v.key("steps", x.steps,
         {.min = 1,
          .max = 1000,
+         .unset = "auto",
          .only = kTwoStages,
-         .doc = "denoising steps of the model's own schedule"});
+         .doc = "denoising steps of the model's own schedule; auto: 30 from LTX-2.3 on, 40 "
+                "before"});
   v.key("sigmas", x.sigmas,
         {.min = 0,
          .max = 1,
@@ -252,7 +258,8 @@ void visit_keys(V& v, Job& x) {
         {.doc = "distilled: few steps, no guidance; ti2vid_two_stages: guided first stage"});
   v.section("models", x.models, {.doc = "model files"});
   v.key("prompt", x.prompt, {.required = true, .doc = "what to show and to hear"});
-  v.key("negative_prompt", x.negative_prompt, {.only = kTwoStages, .doc = "what to avoid"});
+  v.key("negative_prompt", x.negative_prompt,
+        {.only = kTwoStages, .doc = "what to avoid; the empty text is a negative prompt too"});
   v.key("seed", x.seed, {.doc = "start of the random numbers; empty: drawn, printed and stored"});
   v.key("noise_device", x.noise_device,
         {.doc = "where noise is drawn; cpu gives the same noise on every machine"});

@@ -23,7 +23,6 @@ void check_supported(const Job& job, const Origins& origins, int64_t world_size)
   const bool has_limits = job.limits.max_hours || !job.limits.stop_file.empty();
   const auto& grid = job.decoder.tiles.grid;
   const Unsupported table[] = {
-      {job.pipeline == Pipeline::ti2vid_two_stages, "pipeline", "use distilled"},
       {job.stage_2.parallel == Stage2Parallel::tdp, "stage_2.parallel", "use auto"},
       {is_fp8, "precision", "use auto, fp32 or bf16"},
       {job.offload != Offload::none, "offload", "use none"},
@@ -40,6 +39,13 @@ void check_supported(const Job& job, const Origins& origins, int64_t world_size)
       problems.add(origins.place(name), name,
                    fmt::format("is not built into this version yet; {}", instead));
     }
+  }
+  if (const int64_t groups = job.stage_1.guidance_groups.value_or(1); world_size % groups != 0) {
+    const std::string key = "stage_1.guidance_groups";
+    problems.add(origins.place(key), key,
+                 fmt::format("{} groups of equal size cannot be made of {} rank{}; use auto, or a "
+                             "divisor of the number of ranks",
+                             groups, world_size, world_size == 1 ? "" : "s"));
   }
   if (world_size > 1) {
     problems.add(origins.root(), "",

@@ -106,14 +106,15 @@ void check_sigmas(Checker& checker, const std::string& key, const std::optional<
 void check_stage_1(Checker& checker) {
   const Stage1& stage = checker.job().stage_1;
   check_sigmas(checker, "stage_1.sigmas", stage.sigmas);
-  checker.check(stage.sigmas || stage.steps >= 2, "stage_1.steps",
+  checker.check(stage.sigmas || stage.steps.value_or(2) >= 2, "stage_1.steps",
                 "1 step; the model's schedule begins to make sense at 2 (or give stage_1.sigmas)");
   const int64_t groups = stage.guidance_groups.value_or(1);
   checker.check(groups != 3, "stage_1.guidance_groups", "found 3; expected auto, 1, 2 or 4");
 }
 
 void check_guidance(Checker& checker, const std::string& key, const ModalityGuidance& guidance) {
-  const auto& blocks = guidance.stg_blocks;
+  if (!guidance.stg_blocks) return;
+  const auto& blocks = *guidance.stg_blocks;
   checker.check(std::set(blocks.begin(), blocks.end()).size() == blocks.size(), key + ".stg_blocks",
                 "names a block twice");
   checker.check(guidance.stg == 0 || !blocks.empty(), key + ".stg_blocks",
@@ -233,6 +234,9 @@ void check_devices(Checker& checker) {
 
 void check_combinations(Checker& checker) {
   const Job& job = checker.job();
+  checker.check(!job.models.fixed_loras || job.pipeline == Pipeline::distilled,
+                "models.fixed_loras",
+                "true is impossible with pipeline: ti2vid_two_stages, whose stage 2 adds a LoRA");
   checker.check(job.text.enhance || job.text.enhancer.empty(), "text.enhancer",
                 "has no effect without text.enhance: true");
   checker.check(!job.output.save_frames || !job.output.latents.empty(), "output.save_frames",
@@ -284,11 +288,11 @@ void complete_job(Job& job, const Origins& origins, Problems& problems) {
   const auto& sigmas = job.stage_1.sigmas;
   if (!sigmas || sigmas->size() < 2) return;
   const auto steps = static_cast<int64_t>(sigmas->size()) - 1;
-  if (origins.given("stage_1.steps") && job.stage_1.steps != steps) {
+  if (job.stage_1.steps.value_or(steps) != steps) {
     problems.add(origins.place("stage_1.steps"), "stage_1.steps",
                  fmt::format("{} disagrees with stage_1.sigmas, which make {} steps; give one of "
                              "the two",
-                             job.stage_1.steps, steps));
+                             *job.stage_1.steps, steps));
   }
   job.stage_1.steps = steps;
 }

@@ -29,7 +29,8 @@ struct Machine {
   int64_t world_size = 1;
 };
 // The job with device, precision, stage_2.parallel and sp.exchange_timeout_seconds decided. Other
-// `auto` values (attention, tiles, schedules, threads) belong to those who carry them out.
+// `auto` values (attention, tiles, schedules, threads, what follows from the model's generation)
+// belong to those who carry them out.
 Job resolve_job(Job job, const Machine& machine);
 
 }  // namespace flotilla::config

@@ -10,11 +10,6 @@
 
 namespace flotilla::pipeline {
 
-struct ClipLatents {
-  at::Tensor video;  // [1, C, F, H, W] at full resolution
-  at::Tensor audio;  // [1, C, T, mel]: what is decoded
-};
-
 // Up to and including stage 2. When `record` is given, contexts, noised tokens and latents go into
 // it under the names of io/latents_file.h.
 ClipLatents run_distilled(const Session& session, uint64_t seed, io::LatentsFile* record);

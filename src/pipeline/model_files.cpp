@@ -3,9 +3,6 @@
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
-#include <cstdio>
-#include <utility>
-
 #include "audio/vocoder.h"
 #include "base/error.h"
 #include "text/prompt_encoder.h"
@@ -37,8 +34,15 @@ ModelFiles::ModelFiles(const config::Models& models) : text_encoder_(models.text
   video_vae_ = open(monolith ? models.checkpoint : models.video_vae);
   audio_vae_ = open(monolith ? models.checkpoint : models.audio_vae);
   upsampler_ = open(models.spatial_upsampler);
-  for (const config::Lora& lora : models.loras)
-    loras_.push_back({std::make_shared<loader::LoraFile>(open(lora.path)), lora.strength});
+  for (const config::Lora& lora : models.loras) loras_.push_back(open_lora(lora));
+  stage_2_loras_ = loras_;
+  if (!models.distilled_lora.path.empty()) {
+    stage_2_loras_.push_back(open_lora(models.distilled_lora));
+  }
+}
+
+loader::LoraWithStrength ModelFiles::open_lora(const config::Lora& lora) {
+  return {std::make_shared<loader::LoraFile>(open(lora.path)), lora.strength};
 }
 
 CheckpointPtr ModelFiles::open(const std::filesystem::path& path) {
@@ -53,7 +57,7 @@ CheckpointPtr ModelFiles::open(const std::filesystem::path& path) {
 std::string ModelFiles::digest() const {
   std::string text = fmt::format("{}-{}-{}-{}", transformer_->digest(), video_vae_->digest(),
                                  audio_vae_->digest(), upsampler_->digest());
-  for (const auto& lora : loras_) text.append("-").append(lora.file->checkpoint().digest());
+  for (const auto& lora : stage_2_loras_) text.append("-").append(lora.file->checkpoint().digest());
   return text;
 }
 
@@ -65,7 +69,7 @@ int64_t ModelFiles::bytes_read() const {
 
 void audit_models(const ModelFiles& files, const config::Job& job) {
   const transformer::Transformer transformer(files.transformer(), at::kFloat, at::kMeta,
-                                             files.loras());
+                                             files.stage_2_loras());
   const text::PromptEncoder text(files.transformer(), files.text_encoder(), at::kFloat, at::kMeta);
   const auto decoder = vae::VideoDecoder::from_checkpoint(files.video_vae(), at::kFloat, at::kMeta);
   if (!job.images.empty())
@@ -77,13 +81,6 @@ void audit_models(const ModelFiles& files, const config::Job& job) {
                       audio::Vocoder::from_checkpoint(files.audio_vae(), at::kMeta).config());
   }
   check_upsampler_scale(files);
-}
-
-int default_image_crf(const std::string& model_version) {
-  int major = 0;
-  int minor = 0;
-  if (std::sscanf(model_version.c_str(), "%d.%d", &major, &minor) != 2) return 33;
-  return std::pair(major, minor) >= std::pair(2, 4) ? 18 : 33;
 }
 
 }  // namespace flotilla::pipeline

@@ -31,6 +31,8 @@ class ModelFiles {
   const std::filesystem::path& text_encoder() const { return text_encoder_; }
   // Of the whole run, in the order of the job.
   const std::vector<loader::LoraWithStrength>& loras() const { return loras_; }
+  // The same and then the distilled LoRA, where the job has one.
+  const std::vector<loader::LoraWithStrength>& stage_2_loras() const { return stage_2_loras_; }
 
   // "2.3.0"; "" when the file does not say.
   std::string model_version() const { return transformer_->model_version(); }
@@ -41,6 +43,7 @@ class ModelFiles {
 
  private:
   CheckpointPtr open(const std::filesystem::path& path);
+  loader::LoraWithStrength open_lora(const config::Lora& lora);
 
   std::map<std::filesystem::path, CheckpointPtr> opened_;
   CheckpointPtr transformer_;
@@ -49,12 +52,10 @@ class ModelFiles {
   CheckpointPtr upsampler_;
   std::filesystem::path text_encoder_;
   std::vector<loader::LoraWithStrength> loras_;
+  std::vector<loader::LoraWithStrength> stage_2_loras_;
 };
 
 // Errors (ErrorKind::input): whatever the model classes refuse; each message names its file.
 void audit_models(const ModelFiles& files, const config::Job& job);
-
-// H.264 quality that the model expects of conditioning images: 33 up to version 2.3, 18 from 2.4.
-int default_image_crf(const std::string& model_version);
 
 }  // namespace flotilla::pipeline

@@ -2,6 +2,8 @@
 // (conditional, unconditional, perturbed, isolated) as one batch or one after the other.
 #pragma once
 
+#include <string_view>
+
 #include "diffusion/guided_denoiser.h"
 #include "text/context_builder.h"
 #include "transformer/velocity_model.h"
@@ -15,6 +17,9 @@ struct PromptContexts {
 };
 
 enum class PassOrder { batch, sequence };
+inline std::string_view to_string(PassOrder order) {
+  return order == PassOrder::batch ? "batch" : "sequence";
+}
 
 class TransformerPassRunner final : public diffusion::PassRunner {
  public:

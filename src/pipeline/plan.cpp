@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include "audio/audio_format.h"
+#include "base/error.h"
 #include "gpu/device.h"
 #include "transformer/config.h"
 #include "vae/config.h"
@@ -18,10 +19,8 @@ at::ScalarType dtype_of(config::Precision precision) {
   return precision == config::Precision::fp32 ? at::kFloat : at::kBFloat16;
 }
 
-diffusion::Sigmas sigmas_or(const std::optional<config::Sigmas>& given,
-                            diffusion::Sigmas otherwise) {
-  if (!given) return otherwise;
-  diffusion::Sigmas sigmas(given->begin(), given->end());
+diffusion::Sigmas given_sigmas(const config::Sigmas& given) {
+  diffusion::Sigmas sigmas(given.begin(), given.end());
   diffusion::check_sigmas(sigmas);
   return sigmas;
 }
@@ -60,6 +59,12 @@ diffusion::VideoTiling tiling_of(const config::Job& job, const vae::DecoderConfi
   return tiling;
 }
 
+diffusion::Sigmas stage_1_schedule(const config::Job& job) {
+  if (job.pipeline == config::Pipeline::distilled) return diffusion::distilled_sigmas();
+  FLOTILLA_ASSERT(job.stage_1.steps.has_value());
+  return diffusion::ltx2_sigmas(*job.stage_1.steps);
+}
+
 // Positions beyond the table's range were never trained: the clip degrades, so it is said.
 void warn_about_positions(const config::Video& video, const transformer::TransformerConfig& model,
                           Plan& plan) {
@@ -85,10 +90,12 @@ Plan make_plan(const config::Job& job, const ModelFiles& files) {
       job.device == config::Device::cuda ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU);
   plan.dtype = dtype_of(job.precision);
   const auto decoder = vae::DecoderConfig::from_json(vae::locate_vae(*files.video_vae()).config);
-  plan.stage_1 = plan_stage("stage_1", job.video, 2, decoder,
-                            sigmas_or(job.stage_1.sigmas, diffusion::distilled_sigmas()));
+  plan.stage_1 =
+      plan_stage("stage_1", job.video, 2, decoder,
+                 job.stage_1.sigmas ? given_sigmas(*job.stage_1.sigmas) : stage_1_schedule(job));
   plan.stage_2 = plan_stage("stage_2", job.video, 1, decoder,
-                            sigmas_or(job.stage_2.sigmas, diffusion::distilled_stage_2_sigmas()));
+                            job.stage_2.sigmas ? given_sigmas(*job.stage_2.sigmas)
+                                               : diffusion::distilled_stage_2_sigmas());
   const loader::ConfigReader reader(files.audio_vae()->config(),
                                     files.audio_vae()->path().string() + ": config");
   const auto audio = audio::AudioFormat::from_json(reader.object("audio_vae"));
@@ -101,8 +108,14 @@ Plan make_plan(const config::Job& job, const ModelFiles& files) {
                  job.video.height,
                  job.video.num_frames,
                  {job.video.frame_rate.numerator(), job.video.frame_rate.denominator()}};
-  warn_about_positions(job.video,
-                       transformer::TransformerConfig::from_checkpoint(*files.transformer()), plan);
+  const auto model = transformer::TransformerConfig::from_checkpoint(*files.transformer());
+  warn_about_positions(job.video, model, plan);
+  if (job.pipeline == config::Pipeline::ti2vid_two_stages) {
+    GuidancePlan& guidance = plan.stage_1.guidance;
+    guidance = plan_guidance(job, plan.stage_1.grid.size.num_tokens() + plan.audio.num_tokens());
+    for (auto& warning : guidance_warnings(job, guidance, model.num_layers))
+      plan.warnings.push_back(std::move(warning));
+  }
   return plan;
 }
 
@@ -110,9 +123,10 @@ std::vector<std::string> Plan::describe() const {
   std::vector<std::string> lines;
   for (const StagePlan* stage : {&stage_1, &stage_2}) {
     lines.push_back(
-        fmt::format("{}: {} x {}, {} frames, {} video tokens, {} audio tokens, {} steps",
+        fmt::format("{}: {} x {}, {} frames, {} video tokens, {} audio tokens, {} steps, {}",
                     stage->name, stage->pixels.width, stage->pixels.height, stage->pixels.frames,
-                    stage->grid.size.num_tokens(), audio.num_tokens(), stage->num_steps()));
+                    stage->grid.size.num_tokens(), audio.num_tokens(), stage->num_steps(),
+                    stage->guidance.describe()));
   }
   lines.push_back("decode: " + decode_tiles.describe());
   return lines;

@@ -12,6 +12,7 @@
 #include "diffusion/positions.h"
 #include "diffusion/schedule.h"
 #include "io/frame_sink.h"
+#include "pipeline/guidance_plan.h"
 #include "pipeline/model_files.h"
 #include "vae/tile_plan.h"
 
@@ -22,6 +23,7 @@ struct StagePlan {
   diffusion::VideoPixelSize pixels;
   diffusion::VideoGrid grid;
   diffusion::Sigmas sigmas;
+  GuidancePlan guidance;
 
   int64_t num_steps() const { return static_cast<int64_t>(sigmas.size()) - 1; }
 };
@@ -37,12 +39,12 @@ struct Plan {
   io::VideoFormat format;
   std::vector<std::string> warnings;  // for the log, once
 
-  // One line a stage, for the log and the dry run.
+  // A line for the sizes of each stage, its passes and the decode; for the log and the dry run.
   std::vector<std::string> describe() const;
 };
 
-// `job` is resolved (no `auto` in device and precision). Errors (ErrorKind::config): sizes or tiles
-// that the models cannot make.
+// `job` is resolved (no `auto` in device and precision) and has its model's defaults. Errors
+// (ErrorKind::config): sizes or tiles that the models cannot make.
 Plan make_plan(const config::Job& job, const ModelFiles& files);
 
 }  // namespace flotilla::pipeline

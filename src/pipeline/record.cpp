@@ -22,6 +22,12 @@ Json versions_of(const ModelFiles& files) {
           {"model", files.model_version()}, {"model_digest", files.digest()}};
 }
 
+Json passes_of(const GuidancePlan& guidance) {
+  Json names = Json::array();
+  for (const auto pass : guidance.passes) names.push_back(to_string(pass));
+  return names;
+}
+
 Json plan_of(const PreparedJob& prepared) {
   const Plan& plan = prepared.plan;
   Json json = {{"world_size", 1}, {"audio_tokens", plan.audio.num_tokens()}};
@@ -29,7 +35,9 @@ Json plan_of(const PreparedJob& prepared) {
     json[stage->name] = {{"width", stage->pixels.width},
                          {"height", stage->pixels.height},
                          {"video_tokens", stage->grid.size.num_tokens()},
-                         {"sigmas", stage->sigmas}};
+                         {"sigmas", stage->sigmas},
+                         {"passes", passes_of(stage->guidance)},
+                         {"pass_order", to_string(stage->guidance.order)}};
   }
   json["decode_tiles"] = plan.decode_tiles.num_tiles();
   json["decode"] = plan.decode_tiles.describe();

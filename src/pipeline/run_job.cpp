@@ -14,8 +14,10 @@
 #include "gpu/device.h"
 #include "io/ffmpeg.h"
 #include "pipeline/distilled.h"
+#include "pipeline/model_defaults.h"
 #include "pipeline/outputs.h"
 #include "pipeline/record.h"
+#include "pipeline/two_stages.h"
 
 namespace flotilla::pipeline {
 namespace {
@@ -69,6 +71,8 @@ void log_header(const PreparedJob& prepared) {
             files->model_version().empty() ? "unknown" : files->model_version(),
             config::to_string(job.precision), gpu::device_name(plan.device), at::get_num_threads());
   log::info("run", "prompt \"{}\"", excerpt(job.prompt, 400));
+  if (plan.stage_1.guidance.needs_negative_prompt())
+    log::info("run", "negative prompt \"{}\"", excerpt(job.negative_prompt, 400));
   log::info("run", "seed {}", *job.seed);
   for (const auto& line : plan.describe()) log::info("plan", "{}", line);
 }
@@ -80,6 +84,16 @@ io::LatentsFile make_record(const PreparedJob& prepared, const std::string& job_
   record.checkpoint_digest = prepared.files->digest();
   record.seed = static_cast<int64_t>(*prepared.job.seed);
   return record;
+}
+
+ClipLatents run_pipeline(const Session& session, uint64_t seed, io::LatentsFile* record) {
+  switch (session.job.pipeline) {
+    case config::Pipeline::distilled:
+      return run_distilled(session, seed, record);
+    case config::Pipeline::ti2vid_two_stages:
+      return run_two_stages(session, seed, record);
+  }
+  fail(ErrorKind::internal, "unknown pipeline");
 }
 
 // Sound first: the clip's file can only be completed when it has both. The latents are on disk by
@@ -124,6 +138,7 @@ PreparedJob prepare_job(const config::LoadedJob& loaded, const Host& host, Outpu
   if (job.threads) at::set_num_threads(static_cast<int>(*job.threads));
   prepared.files = std::make_unique<ModelFiles>(job.models);
   audit_models(*prepared.files, job);
+  job = with_model_defaults(std::move(job), prepared.files->model_version());
   prepared.plan = make_plan(job, *prepared.files);
   if (!job.seed) job.seed = draw_seed();
   for (const auto& warning : prepared.plan.warnings) log::warn("plan", "{}", warning);
@@ -139,7 +154,7 @@ Phases run_job(const PreparedJob& prepared, const Host& host) {
   const bool wants_latents = !job.output.latents.empty();
   io::LatentsFile record = make_record(prepared, job_yaml);
 
-  const ClipLatents latents = run_distilled(session, *job.seed, wants_latents ? &record : nullptr);
+  const ClipLatents latents = run_pipeline(session, *job.seed, wants_latents ? &record : nullptr);
   if (wants_latents) {
     phases.run("write_latents",
                [&] { io::write_latents(job.output.latents, record, job.output.overwrite); });
@@ -176,7 +191,7 @@ Phases run_without_outputs(const PreparedJob& prepared) {
   const auto& [job, ffmpeg, files, plan] = prepared;
   Phases phases(plan.device);
   const Session session{job, *files, plan, phases, ffmpeg};
-  const ClipLatents latents = run_distilled(session, *job.seed, nullptr);
+  const ClipLatents latents = run_pipeline(session, *job.seed, nullptr);
   if (job.output.audio) decode_audio(session, latents.audio);
   NullSink sink;
   decode_video(session, latents.video, sink);

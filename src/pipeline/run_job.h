@@ -25,7 +25,7 @@ struct Host {
 };
 
 struct PreparedJob {
-  config::Job job;  // resolved: no `auto` in device and precision, seed set
+  config::Job job;  // resolved: no `auto` in device and precision, seed and model's defaults set
   std::filesystem::path ffmpeg;
   std::unique_ptr<ModelFiles> files;
   Plan plan;

@@ -22,14 +22,24 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-void report_truncation(const config::Job& job, const text::PromptEmbedding& prompt) {
+void report_truncation(const config::Job& job, const std::string& key,
+                       const text::PromptEmbedding& prompt) {
   if (prompt.num_dropped == 0) return;
-  const std::string what = fmt::format(
-      "the prompt is too long: {} tokens are used, {} are dropped, from the word \"{}\" on",
-      prompt.num_tokens, prompt.num_dropped, excerpt(prompt.first_dropped_word));
+  const std::string what =
+      fmt::format("{} is too long: {} tokens are used, {} are dropped, from the word \"{}\" on",
+                  key, prompt.num_tokens, prompt.num_dropped, excerpt(prompt.first_dropped_word));
   if (job.text.strict_length)
     fail(ErrorKind::config, what + "; shorten it, or set text.strict_length: false");
   log::warn("text", "{}", what);
+}
+
+void report_loras(const std::vector<loader::LoraWithStrength>& loras,
+                  const std::vector<loader::LoraCounts>& counts, std::string_view where) {
+  for (size_t i = 0; i < loras.size(); ++i) {
+    log::info("lora", "\"{}\" at strength {}{}: {} layers applied, {} skipped",
+              loras[i].file->checkpoint().path().string(), loras[i].strength, where,
+              counts[i].applied, counts[i].skipped);
+  }
 }
 
 // Frame 0 replaces the first latent; later frames, and negative ones (before the clip), are
@@ -55,7 +65,24 @@ diffusion::AvLatents noised_start(const Session& session, const DenoiseRequest& 
 
 }  // namespace
 
-text::PromptEmbedding encode_prompt(const Session& session, const std::string& prompt) {
+void keep(io::LatentsFile* record, const char* name, const at::Tensor& tensor) {
+  if (record != nullptr) record->tensors[name] = tensor.to(at::kCPU, at::kFloat);
+}
+
+std::function<void(const diffusion::AvLatents&)> keep_start(io::LatentsFile* record) {
+  return [record](const diffusion::AvLatents& start) {
+    keep(record, io::latents::kInitialVideo, start.video.latent);
+    keep(record, io::latents::kInitialAudio, start.audio.latent);
+  };
+}
+
+diffusion::NoiseGenerator make_noise(const Session& session, uint64_t seed) {
+  const bool on_device = session.job.noise_device == config::NoiseDevice::cuda;
+  return diffusion::NoiseGenerator(seed, on_device ? session.plan.device : at::Device(at::kCPU));
+}
+
+std::vector<text::TextContext> encode_prompts(const Session& session,
+                                              const std::vector<NamedPrompt>& prompts) {
   text::PromptEncoder encoder = session.phases.run("load_text", [&] {
     text::PromptEncoder made(session.files.transformer(), session.files.text_encoder(),
                              session.plan.dtype, session.plan.device);
@@ -64,9 +91,13 @@ text::PromptEmbedding encode_prompt(const Session& session, const std::string& p
     return made;
   });
   return session.phases.run("text", [&] {
-    auto embedding = encoder.encode(prompt);
-    report_truncation(session.job, embedding);
-    return embedding;
+    std::vector<text::TextContext> contexts;
+    for (const auto& [key, text] : prompts) {
+      const text::PromptEmbedding embedding = encoder.encode(text);
+      report_truncation(session.job, key, embedding);
+      contexts.push_back({embedding.video_context, embedding.audio_context});
+    }
+    return contexts;
   });
 }
 
@@ -79,10 +110,10 @@ std::vector<StageItems> encode_images(const Session& session,
         session.files.video_vae(), session.plan.dtype, session.plan.device);
     for (size_t s = 0; s < stages.size(); ++s) {
       for (const auto& image : session.job.images) {
-        const auto crf =
-            static_cast<int>(image.crf.value_or(default_image_crf(session.files.model_version())));
+        FLOTILLA_ASSERT(image.crf.has_value());  // see with_model_defaults()
         const at::Tensor pixels = io::load_conditioning_image(
-            image.path, stages[s]->pixels.height, stages[s]->pixels.width, crf, session.ffmpeg);
+            image.path, stages[s]->pixels.height, stages[s]->pixels.width,
+            static_cast<int>(*image.crf), session.ffmpeg);
         at::Tensor latent = encoder.encode(pixels.to(session.plan.device, session.plan.dtype));
         if (!at::isfinite(latent).all().item<bool>()) {
           fail(ErrorKind::non_finite,
@@ -103,13 +134,14 @@ transformer::Transformer load_transformer(const Session& session) {
     return transformer::Transformer(session.files.transformer(), session.plan.dtype,
                                     session.plan.device, loras);
   });
-  for (size_t i = 0; i < loras.size(); ++i) {
-    const auto& counts = model.lora_counts()[i];
-    log::info("lora", "\"{}\" at strength {}: {} layers applied, {} skipped",
-              loras[i].file->checkpoint().path().string(), loras[i].strength, counts.applied,
-              counts.skipped);
-  }
+  report_loras(loras, model.lora_counts(), "");
   return model;
+}
+
+void fuse_stage_2_loras(const Session& session, transformer::Transformer& model) {
+  const auto& loras = session.files.stage_2_loras();
+  session.phases.run("fuse_loras", [&] { model.fuse_loras(loras); });
+  report_loras(loras, model.lora_counts(), " in stage 2");
 }
 
 StageLatents denoise(const Session& session, const DenoiseRequest& request) {
@@ -118,10 +150,10 @@ StageLatents denoise(const Session& session, const DenoiseRequest& request) {
     if (request.on_start) request.on_start(start);
     const transformer::LocalVelocityModel model(
         request.model, {start.video.positions, start.audio.positions}, session.plan.dtype);
-    TransformerPassRunner runner(
-        model, {{request.prompt.video_context, request.prompt.audio_context}, {}});
-    const diffusion::GuiderSchedule no_guidance{diffusion::GuiderParams{}};
-    diffusion::GuidedDenoiser denoiser(runner, no_guidance, no_guidance);
+    const GuidancePlan& guidance = request.stage.guidance;
+    TransformerPassRunner runner(model, request.contexts, guidance.order);
+    diffusion::GuidedDenoiser denoiser(runner, diffusion::GuiderSchedule(guidance.video),
+                                       diffusion::GuiderSchedule(guidance.audio));
     diffusion::EulerSampler sampler;
     const diffusion::DenoiseStage stage{request.stage.name, request.stage.sigmas, std::move(start),
                                         denoiser, sampler};

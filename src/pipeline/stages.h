@@ -12,8 +12,11 @@
 #include "config/job.h"
 #include "diffusion/conditioning.h"
 #include "diffusion/denoise_loop.h"
+#include "diffusion/noise.h"
 #include "io/frame_sink.h"
+#include "io/latents_file.h"
 #include "pipeline/model_files.h"
+#include "pipeline/pass_runner.h"
 #include "pipeline/phases.h"
 #include "pipeline/plan.h"
 #include "text/prompt_encoder.h"
@@ -34,9 +37,29 @@ struct Session {
   std::function<void(const diffusion::DenoiseState&)> after_step = {};
 };
 
-// Loads Gemma and the connectors, encodes, frees them. Warns when the prompt was cut. Errors
-// (ErrorKind::config): text.strict_length and a prompt that was cut.
-text::PromptEmbedding encode_prompt(const Session& session, const std::string& prompt);
+// What a pipeline leaves to the decoders.
+struct ClipLatents {
+  at::Tensor video;  // [1, C, F, H, W] at full resolution
+  at::Tensor audio;  // [1, C, T, mel]: what is decoded
+};
+
+// Puts the tensor into the record, as float32 on the CPU; nothing without a record.
+void keep(io::LatentsFile* record, const char* name, const at::Tensor& tensor);
+
+// For DenoiseRequest::on_start of stage 1: puts the noised tokens into the record.
+std::function<void(const diffusion::AvLatents&)> keep_start(io::LatentsFile* record);
+
+// The job's one generator: see noise.h for the order of its draws.
+diffusion::NoiseGenerator make_noise(const Session& session, uint64_t seed);
+
+struct NamedPrompt {
+  std::string key;  // of the job, for messages: "negative_prompt"
+  std::string text;
+};
+// Loads Gemma and the connectors, encodes all prompts, frees them. Warns of a prompt that was cut.
+// Errors (ErrorKind::config): text.strict_length and a prompt that was cut.
+std::vector<text::TextContext> encode_prompts(const Session& session,
+                                              const std::vector<NamedPrompt>& prompts);
 
 // The job's images as conditioning of each stage, encoded at the stage's size; empty without
 // images.
@@ -46,11 +69,13 @@ std::vector<StageItems> encode_images(const Session& session,
 
 // The transformer with the LoRAs of the whole run fused in; logs a line for each of them.
 transformer::Transformer load_transformer(const Session& session);
+// The same weights, in place, with the LoRAs of stage 2.
+void fuse_stage_2_loras(const Session& session, transformer::Transformer& model);
 
 struct DenoiseRequest {
   const StagePlan& stage;
   const transformer::Transformer& model;
-  const text::PromptEmbedding& prompt;
+  const PromptContexts& contexts;  // the negative one where the stage's guidance needs it
   const StageItems& items;
   diffusion::NoiseGenerator& noise;
   at::Tensor initial_video;  // latents that the stage starts from; undefined: noise alone
@@ -63,6 +88,7 @@ struct StageLatents {
   at::Tensor video;
   at::Tensor audio;
 };
+// Under the guidance of the stage's plan.
 StageLatents denoise(const Session& session, const DenoiseRequest& request);
 
 // Stage 1's video latent at twice the size.

@@ -142,7 +142,7 @@ TEST(LoadTest, ReportsAllProblemsInTheOrderOfTheFile) {
             "job.yaml:6:9: models.spatial_upsampler: is missing; expected path (latent upsampler "
             "x2)\n"
             "job.yaml:6:9: models.text_encoder: is missing; expected path (Gemma: its Hugging Face "
-            "folder, or one .safetensors file)");
+            "folder)");
 }
 
 TEST(LoadTest, RefusesNamesOfThingsThatAreNotBuilt) {

@@ -109,7 +109,9 @@ TEST(SigmaRulesTest, GiveTheNumberOfSteps) {
   EXPECT_TRUE(contains(two_stage_refusal("stage_1: {sigmas: [1, 0.5, 0], steps: 3}\n"),
                        "stage_1.steps: 3 disagrees"));
   EXPECT_EQ(two_stage_refusal("stage_1: {sigmas: [1, 0]}\n"), "");
+  EXPECT_EQ(two_stage_refusal("stage_1: {sigmas: [1, 0], steps: auto}\n"), "");
   EXPECT_TRUE(contains(two_stage_refusal("stage_1: {steps: 1}\n"), "stage_1.steps: 1 step"));
+  EXPECT_FALSE(job_of(kTwoStageJob).stage_1.steps);
 }
 
 TEST(ImageRulesTest, KeepFramesInsideTheClip) {
@@ -189,6 +191,10 @@ TEST(CombinationTest, RefusesWhatCannotWork) {
                        "world is impossible with stage_2.parallel: tdp"));
   EXPECT_TRUE(contains(two_stage_refusal("reproducible: world\nstage_1: {guidance_groups: 2}\n"),
                        "pass by pass"));
+  const std::string fixed = refusal(
+      "pipeline: ti2vid_two_stages\nmodels: {checkpoint: m, spatial_upsampler: u, text_encoder: g, "
+      "fixed_loras: true, distilled_lora: {path: l}}\nprompt: x\n");
+  EXPECT_TRUE(contains(fixed, "models.fixed_loras: true is impossible")) << fixed;
 }
 
 TEST(SupportTest, RefusesByNameWhatIsNotRunYet) {
@@ -203,11 +209,27 @@ TEST(SupportTest, RefusesByNameWhatIsNotRunYet) {
   } catch (const Error& error) {
     EXPECT_EQ(error.kind(), ErrorKind::config);
     const std::string& message = error.message();
-    EXPECT_EQ(count_lines(message), 8U) << message;
-    EXPECT_TRUE(contains(message, "job.yaml:1:11: pipeline: is not built into this version yet"));
+    EXPECT_EQ(count_lines(message), 7U) << message;
+    EXPECT_TRUE(contains(message, "job.yaml:5:12: precision: is not built into this version yet"));
     EXPECT_TRUE(contains(message, "job.yaml:6:10: offload: "));
     EXPECT_TRUE(contains(message, "job.yaml: 2 ranks"));
   }
+}
+
+TEST(SupportTest, WantsGroupsThatTheRanksCanForm) {
+  const LoadedJob loaded = load(kTwoStageJob + "stage_1: {guidance_groups: 2}\n");
+  try {
+    check_supported(loaded.job, loaded.origins, 1);
+    FAIL() << "accepted";
+  } catch (const Error& error) {
+    EXPECT_EQ(count_lines(error.message()), 1U);
+    EXPECT_TRUE(contains(error.message(),
+                         "job.yaml:5:28: stage_1.guidance_groups: 2 groups of "
+                         "equal size cannot be made of 1 rank"));
+  }
+  EXPECT_NO_THROW(check_supported(job_of(kTwoStageJob), Origins()));
+  EXPECT_NO_THROW(
+      check_supported(job_of(kTwoStageJob + "stage_1: {guidance_groups: 1}\n"), Origins()));
 }
 
 TEST(ResolveTest, DecidesByMachine) {

@@ -77,11 +77,7 @@ void PrintTo(const Expectation& e, std::ostream* out) { *out << e.prompt; }
 
 class DemoTest : public ::testing::TestWithParam<Expectation> {};
 
-TEST_P(DemoTest, ThePromptShows) {
-  const Expectation& expected = GetParam();
-  test::PieceRunner runner(test::demo_job(expected.prompt, expected.seed));
-  const auto latents = pipeline::run_distilled(runner.session(), expected.seed, nullptr);
-  const at::Tensor frames = runner.decode(latents.video).to(at::kFloat);
+void expect_prompt_shows(const at::Tensor& frames, const Expectation& expected) {
   const at::Tensor first = frames[0];
   const at::Tensor last = frames[frames.size(0) - 1];
   const Colour background = border_colour(first);
@@ -96,6 +92,28 @@ TEST_P(DemoTest, ThePromptShows) {
   const double dy = end.y - start.y;
   EXPECT_GT(dx * expected.dx + dy * expected.dy, 0.2) << dx << " " << dy;
   EXPECT_LT(std::abs(dx * expected.dy) + std::abs(dy * expected.dx), 0.1) << dx << " " << dy;
+}
+
+TEST_P(DemoTest, ThePromptShows) {
+  const Expectation& expected = GetParam();
+  test::PieceRunner runner(test::demo_job(expected.prompt, expected.seed));
+  const auto latents = pipeline::run_distilled(runner.session(), expected.seed, nullptr);
+  expect_prompt_shows(runner.decode(latents.video).to(at::kFloat), expected);
+}
+
+// The settings of configs/demo_two_stages.yaml.
+TEST_P(DemoTest, ThePromptShowsUnderGuidance) {
+  const Expectation& expected = GetParam();
+  config::Job job = test::demo_job(expected.prompt, expected.seed);
+  job.pipeline = config::Pipeline::ti2vid_two_stages;
+  job.models.distilled_lora.path =
+      test::source_dir() / "models/demo/ltx-demo-distilled-lora.safetensors";
+  job.stage_1.steps = 20;
+  job.stage_1.guidance.video = {.cfg = 3, .stg = 0};
+  job.stage_1.guidance.audio = {.cfg = 3, .stg = 0};
+  test::PieceRunner runner(job);
+  const auto latents = pipeline::run_two_stages(runner.session(), expected.seed, nullptr);
+  expect_prompt_shows(runner.decode(latents.video).to(at::kFloat), expected);
 }
 
 INSTANTIATE_TEST_SUITE_P(

@@ -11,7 +11,9 @@
 #include "gpu/device.h"
 #include "io/frame_sink.h"
 #include "pipeline/distilled.h"
+#include "pipeline/model_defaults.h"
 #include "pipeline/run_job.h"
+#include "pipeline/two_stages.h"
 #include "support/golden.h"
 
 namespace flotilla::test {
@@ -33,6 +35,14 @@ inline config::Job tiny_job() {
   return job;
 }
 
+// The same checkpoint under guidance, with its distilled LoRA.
+inline config::Job tiny_two_stage_job() {
+  config::Job job = tiny_job();
+  job.pipeline = config::Pipeline::ti2vid_two_stages;
+  job.models.distilled_lora.path = tiny_dir() / "ltx23-distilled-lora.safetensors";
+  return job;
+}
+
 inline config::Job demo_job(const std::string& prompt, uint64_t seed) {
   const auto models = source_dir() / "models/demo";
   config::Job job;
@@ -49,9 +59,9 @@ inline config::Job demo_job(const std::string& prompt, uint64_t seed) {
 
 // A job with what its stages need.
 struct PieceRunner {
-  explicit PieceRunner(config::Job given)
-      : job(std::move(given)),
-        files(job.models),
+  explicit PieceRunner(const config::Job& given)
+      : files(given.models),
+        job(pipeline::with_model_defaults(given, files.model_version())),
         plan(pipeline::make_plan(job, files)),
         phases(plan.device) {
     gpu::disable_tf32();
@@ -65,8 +75,8 @@ struct PieceRunner {
     return collector.frames().clone();
   }
 
-  config::Job job;
   pipeline::ModelFiles files;
+  config::Job job;
   pipeline::Plan plan;
   pipeline::Phases phases;
 };

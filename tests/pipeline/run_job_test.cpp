@@ -6,14 +6,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "base/error.h"
 #include "io/latents_file.h"
 #include "io/mp4_info.h"
 #include "loader/sparse_checkpoint.h"
-#include "pipeline/jobs.h"
+#include "pipeline/job_fixture.h"
 #include "support/compare.h"
 #include "support/safetensors_file.h"
-#include "support/temp_dir.h"
 
 namespace flotilla {
 namespace {
@@ -22,45 +20,9 @@ namespace fs = std::filesystem;
 namespace names = io::latents;
 using ::testing::HasSubstr;
 
-class RunJobTest : public ::testing::Test {
+class RunJobTest : public test::JobTest {
  protected:
-  // 64 x 64, 9 frames, everything into the test's folder as .y4m, so that no ffmpeg is needed.
-  std::string yaml(const std::string& more = "") const {
-    return fmt::format(
-        "schema_version: 1\npipeline: distilled\nmodels:\n  checkpoint: {0}/ltx23-dev.safetensors\n"
-        "  spatial_upsampler: {0}/ltx23-spatial-upscaler-x2.safetensors\n  text_encoder: "
-        "{0}/gemma\n"
-        "prompt: a boat\nvideo: {{width: 128, height: 64, num_frames: 9, frame_rate: "
-        "24}}\nprecision: fp32\n"
-        "device: cpu\n{1}",
-        test::tiny_dir().string(), more);
-  }
-  std::string outputs(const std::string& more = "") const {
-    return fmt::format("output: {{path: clip.y4m, latents: clip.h5, metrics: clip.json{}}}\n",
-                       more);
-  }
-
-  config::LoadedJob load(const std::string& text) const {
-    return config::load_job_text(text, "job.yaml", dir_.path());
-  }
-
-  pipeline::PreparedJob run(const std::string& text) const {
-    auto prepared = pipeline::prepare_job(load(text), test::host());
-    pipeline::run_job(prepared, test::host());
-    return prepared;
-  }
-
-  // The error of preparing the job.
-  Error refusal(const std::string& text) const {
-    try {
-      pipeline::prepare_job(load(text), test::host());
-    } catch (const Error& error) {
-      return error;
-    }
-    return Error(ErrorKind::internal, "accepted");
-  }
-
-  test::TempDir dir_;
+  static std::string yaml(const std::string& more = "") { return job_text("distilled", "", more); }
 };
 
 TEST_F(RunJobTest, FilesHoldWhatWasAskedFor) {
