@@ -9,6 +9,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <string>
 
 #include "base/log.h"
 
@@ -20,18 +21,21 @@ comm::RankContext* open_ranks = nullptr;
 class FailurePrinter : public testing::EmptyTestEventListener {
  public:
   explicit FailurePrinter(int rank) : rank_(rank) {}
+  // Asking GoogleTest for the current test inside OnTestPartResult would wait for a lock for ever.
+  void OnTestStart(const testing::TestInfo& test) override {
+    test_ = fmt::format("{}.{}", test.test_suite_name(), test.name());
+  }
   void OnTestPartResult(const testing::TestPartResult& result) override {
     if (!result.failed()) return;
-    const auto* info = testing::UnitTest::GetInstance()->current_test_info();
-    fmt::print(stderr, "[rank {}] {}:{}: {}.{}: {}\n", rank_,
+    fmt::print(stderr, "[rank {}] {}:{}: {}: {}\n", rank_,
                result.file_name() == nullptr ? "?" : result.file_name(), result.line_number(),
-               info == nullptr ? "" : info->test_suite_name(), info == nullptr ? "" : info->name(),
-               result.message());
+               test_, result.message());
     std::fflush(stderr);
   }
 
  private:
   int rank_;
+  std::string test_;
 };
 
 int run_all(comm::RankContext& ranks) {
