@@ -17,7 +17,7 @@ struct Usage {
   const char* command;   // "run"
   const char* synopsis;  // "flotilla run JOB.yaml [options]"
   const char* explanation;
-  const char* positional;  // name of the one positional argument
+  const char* positional;   // name of the one positional argument
   bool many_ranks = false;  // may be started with more than one rank
 };
 

@@ -23,13 +23,11 @@ void check_supported(const Job& job, const Origins& origins, int64_t world_size)
   const bool has_limits = job.limits.max_hours || !job.limits.stop_file.empty();
   const auto& grid = job.decoder.tiles.grid;
   const Unsupported table[] = {
-      {job.stage_2.parallel == Stage2Parallel::tdp, "stage_2.parallel", "use auto"},
       {is_fp8, "precision", "use auto, fp32 or bf16"},
       {job.offload != Offload::none, "offload", "use none"},
       {job.text.enhance, "text.enhance", "use false"},
       {!job.checkpoint.path.empty(), "checkpoint.path", "remove it"},
       {has_limits, "limits", "remove it"},
-      {job.reproducible == Reproducible::world, "reproducible", "use run"},
       {grid && *grid != TileGrid{1, 1, 1}, "decoder.tiles.grid", "use auto"},
   };
   Problems problems;
@@ -46,10 +44,6 @@ void check_supported(const Job& job, const Origins& origins, int64_t world_size)
                  fmt::format("{} groups of equal size cannot be made of {} rank{}; use auto, or a "
                              "divisor of the number of ranks",
                              groups, world_size, world_size == 1 ? "" : "s"));
-  }
-  if (world_size > 1) {
-    problems.add(origins.root(), "",
-                 fmt::format("{} ranks; this version runs a job on one rank only", world_size));
   }
   problems.throw_if_any(ErrorKind::config);
 }

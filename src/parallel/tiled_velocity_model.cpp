@@ -48,6 +48,11 @@ at::Tensor mask_of(const at::Tensor& mask, const at::Tensor& keep) {
   return rows.size(2) == 1 ? rows : rows.index_select(2, keep);
 }
 
+// [B, Ta, T], where a T of 1 stands for all video tokens.
+at::Tensor video_mask_of(const at::Tensor& mask, const at::Tensor& keep) {
+  return mask.size(2) == 1 ? mask : mask.index_select(2, keep);
+}
+
 // `values` stay those of the whole clip, so a token's modulation does not depend on its tile.
 template <typename Take>
 ops::TimestepTable stack_timesteps(const ops::TimestepTable& table, const BatchShape& shape,
@@ -69,7 +74,7 @@ Modality stack_video(const Modality& video, const BatchShape& shape) {
   return stacked;
 }
 
-// Every tile goes with the whole sound.
+// Every tile goes with the whole sound, which sees the tile's tokens only.
 Modality stack_audio(const Modality& audio, const BatchShape& shape) {
   Modality stacked = audio;
   stacked.latent = shape.stack(audio.latent, all_of);
@@ -78,6 +83,7 @@ Modality stack_audio(const Modality& audio, const BatchShape& shape) {
   stacked.context = shape.stack(audio.context, all_of);
   stacked.context_mask = shape.stack(audio.context_mask, all_of);
   stacked.attention_mask = shape.stack(audio.attention_mask, all_of);
+  stacked.video_mask = shape.stack(audio.video_mask, video_mask_of);
   stacked.keyframes_mask = shape.stack(audio.keyframes_mask, all_of);
   return stacked;
 }

@@ -29,6 +29,13 @@ class Phases {
   // Weight bytes read from files that ModelFiles does not hold (the text encoder).
   void add_bytes_read(int64_t bytes) { bytes_read_ += bytes; }
   int64_t bytes_read() const { return bytes_read_; }
+  // What went to other ranks, and the seconds that it took.
+  void add_exchange(int64_t bytes, double seconds) {
+    exchange_bytes_ += bytes;
+    exchange_s_ += seconds;
+  }
+  int64_t exchange_bytes() const { return exchange_bytes_; }
+  double exchange_s() const { return exchange_s_; }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -49,6 +56,8 @@ class Phases {
   std::vector<std::pair<std::string, double>> seconds_;
   std::map<std::string, std::vector<double>> steps_;
   int64_t bytes_read_ = 0;
+  int64_t exchange_bytes_ = 0;
+  double exchange_s_ = 0.0;
 };
 
 }  // namespace flotilla::pipeline

@@ -3,8 +3,11 @@
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "audio/audio_format.h"
 #include "base/error.h"
+#include "comm/head_exchange.h"
 #include "gpu/device.h"
 #include "transformer/config.h"
 #include "vae/config.h"
@@ -82,10 +85,104 @@ void warn_about_positions(const config::Video& video, const transformer::Transfo
   check("video.width", static_cast<double>(video.width), max_pos[2], "pixels");
 }
 
+// Below this many video tokens a rank, exchanging costs more than it saves on any machine.
+constexpr int64_t kFewTokensPerRank = 64;
+
+// The most groups that the passes can be dealt over: passes first, tokens inside the groups.
+int64_t choose_groups(const config::Job& job, const GuidancePlan& guidance, int64_t world_size) {
+  if (job.stage_1.guidance_groups) return *job.stage_1.guidance_groups;
+  for (const int64_t groups : {4, 2}) {
+    if (world_size % groups == 0 && groups <= static_cast<int64_t>(guidance.passes.size()))
+      return groups;
+  }
+  return 1;
+}
+
+void check_sequence(const config::Job& job, const transformer::TransformerConfig& model,
+                    const StagePlan& stage, int64_t group_size) {
+  if (group_size == 1) return;
+  comm::check_heads(model.video.heads, static_cast<int>(group_size));
+  comm::check_token_count(stage.grid.size.num_tokens(), job.sp.max_tokens);
+}
+
+parallel::TileGrid plan_tile_grid(const config::Job& job, const StagePlan& stage,
+                                  int64_t world_size) {
+  const bool has_reference = std::any_of(job.images.begin(), job.images.end(),
+                                         [](const auto& image) { return image.frame < 0; });
+  parallel::check_first_sigma(stage.sigmas.front(), job.stage_2.tiles.max_first_sigma,
+                              has_reference);
+  const auto& grid = job.stage_2.tiles.grid;
+  const auto counts = grid ? parallel::TileCounts{(*grid)[0], (*grid)[1], (*grid)[2]}
+                           : parallel::balanced_tile_counts(world_size);
+  return parallel::make_tile_grid(stage.grid.size, counts, job.stage_2.tiles.overlap);
+}
+
+// Which method each stage uses; what the methods refuse is refused here, before any work.
+void plan_parallel(const config::Job& job, const transformer::TransformerConfig& model,
+                   Plan& plan) {
+  const int64_t world_size = plan.world_size;
+  StagePlan& first = plan.stage_1;
+  if (world_size > 1) {
+    first.groups = choose_groups(job, first.guidance, world_size);
+    if (job.stage_1.parallel == config::Stage1Parallel::sp) first.method = StageParallel::sequence;
+  }
+  StagePlan& second = plan.stage_2;
+  if (job.stage_2.parallel == config::Stage2Parallel::tdp) {
+    second.method = StageParallel::tiles;
+    if (!job.stage_2.sigmas) second.sigmas = diffusion::tiled_stage_2_sigmas();
+    second.tiles = plan_tile_grid(job, second, world_size);
+  } else if (world_size > 1 && job.stage_2.parallel == config::Stage2Parallel::sp) {
+    second.method = StageParallel::sequence;
+  }
+  for (const StagePlan* stage : {&first, &second}) {
+    if (stage->method != StageParallel::sequence) continue;
+    const int64_t group_size = world_size / stage->groups;
+    check_sequence(job, model, *stage, group_size);
+    const int64_t tokens = stage->grid.size.num_tokens() / group_size;
+    if (group_size > 1 && tokens < kFewTokensPerRank) {
+      plan.warnings.push_back(fmt::format(
+          "{}: {} video tokens on {} ranks are {} a rank; fewer ranks are likely faster",
+          stage->name, stage->grid.size.num_tokens(), group_size, tokens));
+    }
+  }
+  // Exact runs compute pass by pass: a batch would change the rows that are computed together.
+  if (job.reproducible == config::Reproducible::world) first.guidance.order = PassOrder::sequence;
+}
+
+std::string describe_parallel(const StagePlan& stage, int64_t world_size) {
+  if (stage.method == StageParallel::tiles) return ", TDP: " + stage.tiles->describe();
+  if (world_size == 1) return "";
+  std::string text = stage.groups > 1 ? fmt::format(", {} groups of {} ranks", stage.groups,
+                                                    world_size / stage.groups)
+                                      : "";
+  const int64_t group_size = world_size / stage.groups;
+  if (stage.method == StageParallel::sequence && group_size > 1) {
+    text += fmt::format(", SP over {} ranks", group_size);
+  } else if (stage.groups == 1) {
+    text += ", alike on all ranks";
+  }
+  return text;
+}
+
 }  // namespace
 
-Plan make_plan(const config::Job& job, const ModelFiles& files) {
+double Plan::padding_fraction() const {
+  int64_t padded = 0;
+  int64_t all = 0;
+  for (const StagePlan* stage : {&stage_1, &stage_2}) {
+    const int64_t group_size = world_size / stage->groups;
+    if (stage->method != StageParallel::sequence || group_size == 1) continue;
+    const int64_t tokens = stage->grid.size.num_tokens();
+    const int64_t held = (tokens + group_size - 1) / group_size * group_size;
+    padded += held - tokens;
+    all += held;
+  }
+  return all == 0 ? 0.0 : static_cast<double>(padded) / static_cast<double>(all);
+}
+
+Plan make_plan(const config::Job& job, const ModelFiles& files, int64_t world_size) {
   Plan plan;
+  plan.world_size = world_size;
   plan.device =
       job.device == config::Device::cuda ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU);
   plan.dtype = dtype_of(job.precision);
@@ -116,6 +213,7 @@ Plan make_plan(const config::Job& job, const ModelFiles& files) {
     for (auto& warning : guidance_warnings(job, guidance, model.num_layers))
       plan.warnings.push_back(std::move(warning));
   }
+  plan_parallel(job, model, plan);
   return plan;
 }
 
@@ -126,7 +224,7 @@ std::vector<std::string> Plan::describe() const {
         fmt::format("{}: {} x {}, {} frames, {} video tokens, {} audio tokens, {} steps, {}",
                     stage->name, stage->pixels.width, stage->pixels.height, stage->pixels.frames,
                     stage->grid.size.num_tokens(), audio.num_tokens(), stage->num_steps(),
-                    stage->guidance.describe()));
+                    stage->guidance.describe() + describe_parallel(*stage, world_size)));
   }
   lines.push_back("decode: " + decode_tiles.describe());
   return lines;

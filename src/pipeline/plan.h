@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,11 +13,18 @@
 #include "diffusion/positions.h"
 #include "diffusion/schedule.h"
 #include "io/frame_sink.h"
+#include "parallel/tile_grid.h"
 #include "pipeline/guidance_plan.h"
 #include "pipeline/model_files.h"
 #include "vae/tile_plan.h"
 
 namespace flotilla::pipeline {
+
+enum class StageParallel {
+  none,      // every rank computes the stage alike
+  sequence,  // SP
+  tiles,     // TDP
+};
 
 struct StagePlan {
   std::string name;  // "stage_1": also the name in logs, metrics and files
@@ -24,11 +32,15 @@ struct StagePlan {
   diffusion::VideoGrid grid;
   diffusion::Sigmas sigmas;
   GuidancePlan guidance;
+  StageParallel method = StageParallel::none;
+  int64_t groups = 1;                       // of ranks, over which the passes of a step are dealt
+  std::optional<parallel::TileGrid> tiles;  // with StageParallel::tiles
 
   int64_t num_steps() const { return static_cast<int64_t>(sigmas.size()) - 1; }
 };
 
 struct Plan {
+  int64_t world_size = 1;
   at::Device device = at::kCPU;
   at::ScalarType dtype = at::kFloat;
   StagePlan stage_1;
@@ -39,12 +51,14 @@ struct Plan {
   io::VideoFormat format;
   std::vector<std::string> warnings;  // for the log, once
 
+  // Padded tokens over all tokens of the sequence-parallel stages, 0 to 1.
+  double padding_fraction() const;
   // A line for the sizes of each stage, its passes and the decode; for the log and the dry run.
   std::vector<std::string> describe() const;
 };
 
 // `job` is resolved (no `auto` in device and precision) and has its model's defaults. Errors
 // (ErrorKind::config): sizes or tiles that the models cannot make.
-Plan make_plan(const config::Job& job, const ModelFiles& files);
+Plan make_plan(const config::Job& job, const ModelFiles& files, int64_t world_size = 1);
 
 }  // namespace flotilla::pipeline

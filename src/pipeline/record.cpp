@@ -13,7 +13,48 @@ namespace {
 
 using Json = io::Metrics::Json;
 
-io::RankSpread one_rank(double value) { return {value, value, value}; }
+// What a rank tells the driver of its run.
+Json report_of(const PreparedJob& prepared, const Phases& phases, int rank) {
+  Json report = {{"device",
+                  {{"rank", rank},
+                   {"device", gpu::device_name(prepared.plan.device)},
+                   {"threads", at::get_num_threads()}}},
+                 {"phases", Json::object()},
+                 {"steps", phases.steps()},
+                 {"bytes_read", prepared.files->bytes_read() + phases.bytes_read()},
+                 {"peak_host_bytes", io::peak_host_bytes()},
+                 {"peak_device_bytes", gpu::peak_device_bytes(prepared.plan.device)},
+                 {"exchange_bytes", phases.exchange_bytes()},
+                 {"exchange_s", phases.exchange_s()}};
+  for (const auto& [name, seconds] : phases.seconds()) report["phases"][name] = seconds;
+  return report;
+}
+
+// Of all ranks, in their order; on the driver and on the others alike. Collective.
+std::vector<Json> gather_reports(const PreparedJob& prepared, const Phases& phases,
+                                 const Ranks& ranks) {
+  const Json own = report_of(prepared, phases, ranks.rank());
+  if (ranks.context == nullptr) return {own};
+  std::vector<Json> reports;
+  for (const auto& text : ranks.context->world().all_gather(own.dump()))
+    reports.push_back(Json::parse(text));
+  return reports;
+}
+
+// Over the ranks that have the entry: the driver alone decodes.
+io::RankSpread spread_of(const std::vector<Json>& reports, const Json::json_pointer& entry) {
+  std::vector<double> values;
+  for (const auto& report : reports) {
+    if (report.contains(entry)) values.push_back(report.at(entry).get<double>());
+  }
+  return io::spread_over_ranks(std::move(values));
+}
+
+int64_t sum_of(const std::vector<Json>& reports, const char* entry) {
+  int64_t sum = 0;
+  for (const auto& report : reports) sum += report.at(entry).get<int64_t>();
+  return sum;
+}
 
 Json versions_of(const ModelFiles& files) {
   return {{"flotilla", kVersion},           {"commit", kCommit},
@@ -30,7 +71,7 @@ Json passes_of(const GuidancePlan& guidance) {
 
 Json plan_of(const PreparedJob& prepared) {
   const Plan& plan = prepared.plan;
-  Json json = {{"world_size", 1}, {"audio_tokens", plan.audio.num_tokens()}};
+  Json json = {{"world_size", plan.world_size}, {"audio_tokens", plan.audio.num_tokens()}};
   for (const StagePlan* stage : {&plan.stage_1, &plan.stage_2}) {
     json[stage->name] = {{"width", stage->pixels.width},
                          {"height", stage->pixels.height},
@@ -48,27 +89,38 @@ Json plan_of(const PreparedJob& prepared) {
 
 std::string program_version() { return fmt::format("{} ({})", kVersion, kCommit); }
 
-void write_metrics(const PreparedJob& prepared, const Phases& phases, const Host& host) {
+void write_metrics(const PreparedJob& prepared, const Phases& phases, const Host& host,
+                   const Ranks& ranks) {
   const auto& [job, ffmpeg, files, plan] = prepared;
   if (job.output.metrics.empty()) return;
+  const std::vector<Json> reports = gather_reports(prepared, phases, ranks);
+  if (!ranks.is_driver()) return;
   io::Metrics metrics;
   metrics.set_block("versions", versions_of(*files));
-  metrics.set_block("devices", Json::array({{{"rank", 0},
-                                             {"device", gpu::device_name(plan.device)},
-                                             {"threads", at::get_num_threads()}}}));
+  Json devices = Json::array();
+  for (const auto& report : reports) devices.push_back(report.at("device"));
+  metrics.set_block("devices", std::move(devices));
   metrics.set_block("plan", plan_of(prepared));
   metrics.set_block("environment", io::capture_environment(host.variable));
   metrics.set_block("job", {{"yaml", config::to_yaml(job)}, {"seed", *job.seed}});
-  for (const auto& [name, seconds] : phases.seconds()) metrics.add_phase(name, one_rank(seconds));
-  for (const auto& [stage, steps] : phases.steps()) {
-    for (const double seconds : steps) metrics.add_step(stage, one_rank(seconds));
+  for (const auto& [name, seconds] : phases.seconds()) {
+    metrics.add_phase(name, spread_of(reports, Json::json_pointer("/phases/" + name)));
   }
-  metrics.set_bytes_read(files->bytes_read() + phases.bytes_read());
-  metrics.set_padding_fraction(0.0);
-  const int64_t device_bytes = gpu::peak_device_bytes(plan.device);
-  metrics.set_peak_bytes(io::peak_host_bytes(),
-                         device_bytes > 0 ? std::optional(device_bytes) : std::nullopt);
-  metrics.set_exchange(0, 0.0);
+  for (const auto& [stage, steps] : phases.steps()) {
+    for (size_t i = 0; i < steps.size(); ++i) {
+      metrics.add_step(
+          stage, spread_of(reports, Json::json_pointer(fmt::format("/steps/{}/{}", stage, i))));
+    }
+  }
+  metrics.set_bytes_read(sum_of(reports, "bytes_read"));
+  metrics.set_padding_fraction(plan.padding_fraction());
+  const auto device_bytes =
+      static_cast<int64_t>(spread_of(reports, Json::json_pointer("/peak_device_bytes")).max);
+  metrics.set_peak_bytes(
+      static_cast<int64_t>(spread_of(reports, Json::json_pointer("/peak_host_bytes")).max),
+      device_bytes > 0 ? std::optional(device_bytes) : std::nullopt);
+  metrics.set_exchange(sum_of(reports, "exchange_bytes"),
+                       spread_of(reports, Json::json_pointer("/exchange_s")).max);
   metrics.set_total_s(phases.total_s());
   metrics.write(job.output.metrics, job.output.overwrite);
 }

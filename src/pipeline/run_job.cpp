@@ -58,12 +58,6 @@ gpu::AttentionBackend attention_of(config::Attention choice) {
   return gpu::AttentionBackend::automatic;
 }
 
-// 63 random bits, so that the value is a legal `seed` again.
-uint64_t draw_seed() {
-  std::random_device source;
-  return (static_cast<uint64_t>(source()) << 32 | source()) >> 1;
-}
-
 void log_header(const PreparedJob& prepared) {
   const auto& [job, ffmpeg, files, plan] = prepared;
   log::info("run", "model {} (version {}), {} on {}, {} threads",
@@ -75,10 +69,12 @@ void log_header(const PreparedJob& prepared) {
     log::info("run", "negative prompt \"{}\"", excerpt(job.negative_prompt, 400));
   log::info("run", "seed {}", *job.seed);
   for (const auto& line : plan.describe()) log::info("plan", "{}", line);
+  for (const auto& warning : plan.warnings) log::warn("plan", "{}", warning);
 }
 
 io::LatentsFile make_record(const PreparedJob& prepared, const std::string& job_yaml) {
   io::LatentsFile record;
+  record.world = prepared.plan.world_size;
   record.flotilla_version = program_version();
   record.job_yaml = job_yaml;
   record.checkpoint_digest = prepared.files->digest();
@@ -117,11 +113,17 @@ void decode_and_write(const Session& session, const ClipLatents& latents,
 
 }  // namespace
 
-PreparedJob prepare_job(const config::LoadedJob& loaded, const Host& host, Outputs outputs) {
+uint64_t draw_seed() {
+  std::random_device source;
+  return (static_cast<uint64_t>(source()) << 32 | source()) >> 1;
+}
+
+PreparedJob prepare_job(const config::LoadedJob& loaded, const Host& host, Outputs outputs,
+                        int64_t world_size) {
   PreparedJob prepared;
-  config::check_supported(loaded.job, loaded.origins);
+  config::check_supported(loaded.job, loaded.origins, world_size);
   prepared.job =
-      config::resolve_job(loaded.job, {.has_gpu = gpu::cuda_available(), .world_size = 1});
+      config::resolve_job(loaded.job, {.has_gpu = gpu::cuda_available(), .world_size = world_size});
   config::Job& job = prepared.job;
   check_device(job);
   config::validate_files(job, loaded.origins);
@@ -135,23 +137,26 @@ PreparedJob prepare_job(const config::LoadedJob& loaded, const Host& host, Outpu
   gpu::disable_tf32();
   gpu::choose_attention(attention_of(job.attention),
                         job.device == config::Device::cuda ? at::kCUDA : at::kCPU);
-  if (job.threads) at::set_num_threads(static_cast<int>(*job.threads));
+  // Exact runs need one number of threads whatever the machine and the ranks on it.
+  const int64_t exact_threads = job.reproducible == config::Reproducible::world ? 1 : 0;
+  if (const int64_t threads = job.threads.value_or(exact_threads); threads > 0) {
+    at::set_num_threads(static_cast<int>(threads));
+  }
   prepared.files = std::make_unique<ModelFiles>(job.models);
   audit_models(*prepared.files, job);
   job = with_model_defaults(std::move(job), prepared.files->model_version());
-  prepared.plan = make_plan(job, *prepared.files);
+  prepared.plan = make_plan(job, *prepared.files, world_size);
   if (!job.seed) job.seed = draw_seed();
-  for (const auto& warning : prepared.plan.warnings) log::warn("plan", "{}", warning);
   return prepared;
 }
 
-Phases run_job(const PreparedJob& prepared, const Host& host) {
+Phases run_job(const PreparedJob& prepared, const Host& host, const Ranks& ranks) {
   const auto& [job, ffmpeg, files, plan] = prepared;
-  log_header(prepared);
+  if (ranks.is_driver()) log_header(prepared);
   Phases phases(plan.device);
-  const Session session{job, *files, plan, phases, ffmpeg};
+  const Session session{job, *files, plan, phases, ffmpeg, ranks};
   const std::string job_yaml = config::to_yaml(job);
-  const bool wants_latents = !job.output.latents.empty();
+  const bool wants_latents = ranks.is_driver() && !job.output.latents.empty();
   io::LatentsFile record = make_record(prepared, job_yaml);
 
   const ClipLatents latents = run_pipeline(session, *job.seed, wants_latents ? &record : nullptr);
@@ -159,13 +164,15 @@ Phases run_job(const PreparedJob& prepared, const Host& host) {
     phases.run("write_latents",
                [&] { io::write_latents(job.output.latents, record, job.output.overwrite); });
   }
-  decode_and_write(session, latents, job_yaml, wants_latents ? &record : nullptr);
+  if (ranks.is_driver()) {
+    decode_and_write(session, latents, job_yaml, wants_latents ? &record : nullptr);
+  }
   if (wants_latents) {
     // Again, with what was decoded; the file from before the decode is replaced.
     phases.run("write_latents",
                [&] { io::write_latents(job.output.latents, record, /*overwrite=*/true); });
   }
-  write_metrics(prepared, phases, host);
+  write_metrics(prepared, phases, host, ranks);
   return phases;
 }
 

@@ -14,6 +14,7 @@
 #include "pipeline/model_files.h"
 #include "pipeline/phases.h"
 #include "pipeline/plan.h"
+#include "pipeline/ranks.h"
 #include "pipeline/stages.h"
 
 namespace flotilla::pipeline {
@@ -36,10 +37,15 @@ enum class Outputs { checked, ignored };
 // ErrorKind::input (missing, damaged or unfitting files), ErrorKind::output (with
 // Outputs::checked).
 PreparedJob prepare_job(const config::LoadedJob& loaded, const Host& host,
-                        Outputs outputs = Outputs::checked);
+                        Outputs outputs = Outputs::checked, int64_t world_size = 1);
 
-// Runs it and writes all outputs. Returns the times.
-Phases run_job(const PreparedJob& prepared, const Host& host);
+// A seed for a job that has none: 63 random bits, so that the value is a legal `seed` again.
+uint64_t draw_seed();
+
+// Runs it; the driver decodes and writes all outputs. Returns this rank's times. Collective. The
+// job is the same on all ranks, its seed set. Errors of preparing and loading are agreed; one
+// inside a stage leaves the other ranks waiting and is for comm::run_on_ranks() to end.
+Phases run_job(const PreparedJob& prepared, const Host& host, const Ranks& ranks = {});
 
 // Decodes the latents of `file` (written by run_job) and writes the clip of `prepared`. Errors
 // (ErrorKind::input): the file lacks latents, or they are of another size.

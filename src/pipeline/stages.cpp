@@ -13,7 +13,8 @@
 #include "diffusion/patchify.h"
 #include "diffusion/sampler.h"
 #include "io/image_resize.h"
-#include "pipeline/pass_runner.h"
+#include "ops/linear.h"
+#include "pipeline/stage_runner.h"
 #include "vae/decoder.h"
 #include "vae/encoder.h"
 
@@ -148,17 +149,18 @@ StageLatents denoise(const Session& session, const DenoiseRequest& request) {
   return session.phases.run(request.stage.name, [&] {
     diffusion::AvLatents start = noised_start(session, request);
     if (request.on_start) request.on_start(start);
-    const transformer::LocalVelocityModel model(
-        request.model, {start.video.positions, start.audio.positions}, session.plan.dtype);
+    std::optional<ops::FixedRowBlocks> exact;
+    if (session.job.reproducible == config::Reproducible::world) exact.emplace();
     const GuidancePlan& guidance = request.stage.guidance;
-    TransformerPassRunner runner(model, request.contexts, guidance.order);
-    diffusion::GuidedDenoiser denoiser(runner, diffusion::GuiderSchedule(guidance.video),
+    StageRunner runner(session.job, session.plan, request.stage, session.ranks, request.model,
+                       request.contexts, start);
+    diffusion::GuidedDenoiser denoiser(runner.passes(), diffusion::GuiderSchedule(guidance.video),
                                        diffusion::GuiderSchedule(guidance.audio));
     diffusion::EulerSampler sampler;
     const diffusion::DenoiseStage stage{request.stage.name, request.stage.sigmas, std::move(start),
                                         denoiser, sampler};
     diffusion::DenoiseState state = diffusion::start_stage(stage, request.noise);
-    Progress progress(request.stage.name, stage.num_steps());
+    Progress progress(request.stage.name, stage.num_steps(), session.ranks.is_driver());
     auto step_start = Clock::now();
     diffusion::run_denoise_loop(
         stage, state, [&](const diffusion::DenoiseState& now_at, int64_t step, int64_t) {
@@ -170,6 +172,7 @@ StageLatents denoise(const Session& session, const DenoiseRequest& request) {
           if (session.after_step) session.after_step(now_at);
           return diffusion::SafePoint::go_on;
         });
+    runner.close(session.phases);
     const diffusion::AvLatents end = diffusion::latents_at(stage, state);
     return StageLatents{
         diffusion::unpatchify_video(diffusion::target_tokens(end.video), request.stage.grid.size),

@@ -19,6 +19,7 @@
 #include "pipeline/pass_runner.h"
 #include "pipeline/phases.h"
 #include "pipeline/plan.h"
+#include "pipeline/ranks.h"
 #include "text/prompt_encoder.h"
 #include "transformer/transformer.h"
 #include "upsampler/latent_upsampler.h"
@@ -33,6 +34,7 @@ struct Session {
   const Plan& plan;
   Phases& phases;
   std::filesystem::path ffmpeg;  // empty: there is none
+  Ranks ranks = {};
   // Called after each denoise step of every stage with the state to go on from; may be empty.
   std::function<void(const diffusion::DenoiseState&)> after_step = {};
 };

@@ -1,0 +1,22 @@
+// The ranks that work on a job together, as the stages see them.
+#pragma once
+
+#include "comm/rank_context.h"
+
+namespace flotilla::pipeline {
+
+struct Ranks {
+  comm::RankContext* context = nullptr;  // null: this process is alone, without MPI
+
+  int rank() const { return context != nullptr ? context->rank() : 0; }
+  int world_size() const { return context != nullptr ? context->world_size() : 1; }
+  bool is_driver() const { return rank() == 0; }
+
+  // An agreement point: all ranks go on, or all fail alike. Collective.
+  template <typename Body>
+  auto agreed(Body&& body) const {
+    return context != nullptr ? comm::agreed(context->world(), std::forward<Body>(body)) : body();
+  }
+};
+
+}  // namespace flotilla::pipeline
