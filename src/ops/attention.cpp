@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
+
 #include "ops/linear.h"
 #include "ops/norm.h"
 
@@ -12,11 +14,28 @@ std::optional<at::Tensor> optional_of(const at::Tensor& tensor) {
   return tensor.defined() ? std::optional(tensor) : std::nullopt;
 }
 
+// The kernel's matrix products, like any, depend in the last bits on how many queries there are.
+at::Tensor attend_in_blocks(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                            const at::Tensor& mask) {
+  const bool mask_has_rows = mask.defined() && mask.dim() > 1 && mask.size(-2) > 1;
+  const int64_t mask_rows_axis = mask_has_rows ? mask.dim() - 2 : 0;
+  std::vector<at::Tensor> parts;
+  for (int64_t begin = 0; begin < q.size(2); begin += kRowBlock) {
+    const int64_t size = std::min(kRowBlock, q.size(2) - begin);
+    const at::Tensor block_mask =
+        mask_has_rows ? row_block(mask, mask_rows_axis, begin, size) : mask;
+    const at::Tensor part = at::scaled_dot_product_attention(row_block(q, 2, begin, size), k, v,
+                                                             optional_of(block_mask));
+    parts.push_back(part.narrow(2, 0, size));
+  }
+  return at::cat(parts, 2);  // [B, h, Tq, D]
+}
+
 }  // namespace
 
 at::Tensor gate_heads(const at::Tensor& heads_out, const at::Tensor& gate_logits, int64_t heads) {
   if (!gate_logits.defined()) return heads_out;
-  const at::Tensor gates = 2.0 * at::sigmoid(gate_logits);  // [B, T, H]
+  const at::Tensor gates = 2.0 * by_rows(gate_logits, at::sigmoid);  // [B, T, H]
   return (heads_out.unflatten(-1, {heads, -1}) * gates.unsqueeze(-1)).flatten(-2);
 }
 
@@ -30,8 +49,9 @@ at::Tensor key_heads(const AttentionCall& call) {
 
 at::Tensor dot_product(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                        const at::Tensor& mask) {
-  const at::Tensor out =
-      at::scaled_dot_product_attention(q, k, v, optional_of(mask));  // [B, h, Tq, D]
+  const at::Tensor out = FixedRowBlocks::active()
+                             ? attend_in_blocks(q, k, v, mask)
+                             : at::scaled_dot_product_attention(q, k, v, optional_of(mask));
   return out.transpose(1, 2).flatten(-2);
 }
 

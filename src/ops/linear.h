@@ -1,4 +1,4 @@
-// Matrix products over the rows of a token tensor.
+// Matrix products, and functions of elements, over the rows of a token tensor.
 // A BLAS library chooses its kernel by the number of rows, and kernels differ in the last bits: a
 // token's result depends on how many others are computed with it. With FixedRowBlocks it does not:
 // rows run in blocks of 64, the last one filled with zeros, so any split of the tokens over ranks
@@ -13,8 +13,8 @@ namespace flotilla::ops {
 
 constexpr int64_t kRowBlock = 64;
 
-// While one lives, linear() on this thread works in fixed blocks of rows. For `reproducible:
-// world`.
+// While one lives, this thread works in fixed blocks of rows: linear(), dot_product() of
+// attention.h with its queries; by_rows() row by row. For `reproducible: world`.
 class FixedRowBlocks {
  public:
   FixedRowBlocks();
@@ -22,11 +22,21 @@ class FixedRowBlocks {
   FixedRowBlocks(const FixedRowBlocks&) = delete;
   FixedRowBlocks& operator=(const FixedRowBlocks&) = delete;
 
+  static bool active();
+
  private:
   bool before_;
 };
 
 // x [..., in] times weight [out, in] transposed, plus bias [out] where it is defined -> [..., out].
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {});
+
+// Rows [begin, begin + size) along `axis`, filled with zeros to kRowBlock; size <= kRowBlock.
+at::Tensor row_block(const at::Tensor& x, int64_t axis, int64_t begin, int64_t size);
+
+// `function` of the elements of x [..., D]. Vector and scalar code of exp() and its like differ in
+// the last bits, and the scalar code gets what is left over at the end of a thread's share: with
+// FixedRowBlocks each row is a share of its own.
+at::Tensor by_rows(const at::Tensor& x, at::Tensor (*function)(const at::Tensor&));
 
 }  // namespace flotilla::ops

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include "ops/attention.h"
 #include "support/compare.h"
 
 namespace flotilla {
@@ -34,6 +35,40 @@ TEST(LinearTest, FixedBlocksMakeRowsIndependentOfTheirNumber) {
                                      whole.narrow(0, begin, share)))
             << width << " " << share << " " << begin;
       }
+    }
+  }
+}
+
+// exp() and its like: whether a value falls to vector or to scalar code.
+TEST(LinearTest, RowsByThemselvesMakeFunctionsIndependentOfTheirNumber) {
+  const at::Tensor x = at::randn({130, 7});
+  const ops::FixedRowBlocks fixed;
+  const at::Tensor whole = ops::by_rows(x, at::sigmoid);
+  EXPECT_TRUE(test::all_close(whole, at::sigmoid(x.to(at::kDouble)), 1e-6));
+  for (const int64_t share : {1, 2, 13, 65}) {
+    for (int64_t begin = 0; begin + share <= 130; begin += share) {
+      EXPECT_TRUE(test::same_bytes(ops::by_rows(x.narrow(0, begin, share), at::sigmoid),
+                                   whole.narrow(0, begin, share)))
+          << share << " " << begin;
+    }
+  }
+}
+
+// Attention whose queries are a part of the tokens, with a row of the mask for each.
+TEST(LinearTest, FixedBlocksMakeQueriesIndependentOfTheirNumber) {
+  const at::Tensor q = at::randn({2, 3, 130, 16});
+  const at::Tensor k = at::randn({2, 3, 21, 16});
+  const at::Tensor v = at::randn({2, 3, 21, 16});
+  const at::Tensor mask = at::randn({2, 1, 130, 21});
+  const at::Tensor expected = ops::dot_product(q, k, v, mask);
+  const ops::FixedRowBlocks fixed;
+  const at::Tensor whole = ops::dot_product(q, k, v, mask);
+  EXPECT_TRUE(test::all_close(whole, expected, 1e-5));
+  for (const int64_t share : {1, 2, 13, 65}) {
+    for (int64_t begin = 0; begin + share <= 130; begin += share) {
+      const at::Tensor part =
+          ops::dot_product(q.narrow(2, begin, share), k, v, mask.narrow(2, begin, share));
+      EXPECT_TRUE(test::same_bytes(part, whole.narrow(1, begin, share))) << share << " " << begin;
     }
   }
 }
