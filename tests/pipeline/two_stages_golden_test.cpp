@@ -22,14 +22,27 @@ config::ModalityGuidance guidance_of(const nlohmann::json& params, const char* c
 }
 
 config::Job job_of(const nlohmann::json& params, config::Device device = config::Device::cpu) {
-  EXPECT_EQ(params.at("stage_2_sigmas"), "stage2_distilled");
   config::Job base = test::tiny_two_stage_job();
   base.device = device;
   base.negative_prompt = params.at("negative_prompt").get<std::string>();
   base.stage_1.steps = params.at("steps").get<int64_t>();
   base.stage_1.guidance.video = guidance_of(params, "video_cfg");
   base.stage_1.guidance.audio = guidance_of(params, "audio_cfg");
-  return test::end_to_end_job(base, params);
+  config::Job job = test::end_to_end_job(base, params);
+  if (params.contains("keyframe_index")) {
+    job.images.push_back({.path = job.images.front().path,
+                          .frame = params.at("keyframe_index").get<int64_t>(),
+                          .strength = params.at("keyframe_strength").get<double>(),
+                          .crf = 0});
+  }
+  const auto sigmas = params.at("stage_2_sigmas").get<std::string>();
+  EXPECT_TRUE(sigmas == "stage2_distilled" || sigmas == "tdp_distilled") << sigmas;
+  if (sigmas == "tdp_distilled") {
+    job.stage_2.parallel = config::Stage2Parallel::tdp;
+    job.stage_2.tiles.grid = params.at("tdp_grid").get<config::TileGrid>();
+    job.stage_2.tiles.overlap = params.at("tdp_overlap").get<int64_t>();
+  }
+  return job;
 }
 
 using TwoStagesGoldenTest = test::EndToEndTest;
@@ -53,6 +66,22 @@ INSTANTIATE_TEST_SUITE_P(
                       test::EndToEndCase{"e2e_ti2vid_t2v", kTolerance, config::Device::cuda},
                       test::EndToEndCase{"e2e_ti2vid_i2v", kTolerance, config::Device::cuda}),
     test::case_name);
+
+// Stage 2 in tiles, on one rank. (The golden's frames come from a decoder spread over ranks.)
+using TiledTwoStagesGoldenTest = test::EndToEndTest;
+
+TEST_P(TiledTwoStagesGoldenTest, LatentsAndSoundMatch) {
+  test::PieceRunner runner(job_of(golden_.params()));
+  ASSERT_EQ(runner.plan.stage_2.method, pipeline::StageParallel::tiles);
+  const auto latents = check_latents(runner, pipeline::run_two_stages);
+  check_sound(pipeline::decode_audio(runner.session(), latents.audio));
+}
+
+INSTANTIATE_TEST_SUITE_P(Text, TiledTwoStagesGoldenTest,
+                         ::testing::Values(test::EndToEndCase{"e2e_ti2vid_t2v_tdp", kTolerance}));
+INSTANTIATE_TEST_SUITE_P(ImageAndKeyframe, TiledTwoStagesGoldenTest,
+                         ::testing::Values(test::EndToEndCase{"e2e_ti2vid_i2v_kf_tdp",
+                                                              kTolerance}));
 
 // Pass by pass, as at full size, the bound is the same.
 TEST(TwoStagesOrderGoldenTest, PassesInSequenceMatchToo) {
