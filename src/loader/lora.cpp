@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "loader/fault_list.h"
+#include "loader/finite.h"
 
 namespace flotilla::loader {
 namespace {
@@ -64,10 +65,9 @@ std::map<std::string, Parts> group_by_module(const Checkpoint& file, FaultList& 
   std::map<std::string, Parts> modules;
   for (const auto& [name, info] : file.tensors()) {
     const auto parsed = parse_name(name);
-    if (!parsed || !at::isFloatingType(info.dtype)) {
-      faults.add("not a LoRA tensor",
-                 fmt::format("{} {} {}", excerpt(name, 200), c10::toString(info.dtype),
-                             shape_text(info.shape)));
+    if (!parsed || !is_weight_dtype(info.dtype)) {
+      faults.add("not a LoRA tensor", fmt::format("{} {} {}", excerpt(name, 200),
+                                                  dtype_name(info.dtype), shape_text(info.shape)));
       continue;
     }
     std::string& slot = modules[parsed->module][parsed->role];
@@ -113,6 +113,12 @@ std::optional<LoraModule> pair_up(const Checkpoint& file, const Parts& parts, Fa
       .a = a, .b = b, .rank = a_shape[0], .in = a_shape[1], .out = b_shape[0], .scale = 1.0};
   if (!alpha.empty()) module.scale = read_scale(file, alpha, module.rank, faults);
   return module;
+}
+
+// `values`, read from `factor`.
+at::Tensor checked(const Checkpoint& file, const std::string& factor, at::Tensor values) {
+  check_finite(values, factor, file.path());
+  return values;
 }
 
 at::ScalarType type_of(LoraAggregation aggregation) {
@@ -174,7 +180,9 @@ at::Tensor LoraSet::sum_products(const std::vector<Product>& products,
   at::Tensor sum;
   for (size_t i = 0; i < products.size(); ++i) {
     const auto& [file, module, factor] = products[i];
-    const at::Tensor b = file->checkpoint().read_rows(module->b, begin, end).to(a[i].options());
+    const Checkpoint& source = file->checkpoint();
+    const at::Tensor b =
+        checked(source, module->b, source.read_rows(module->b, begin, end)).to(a[i].options());
     // The rounding of the reference: the first product scales B before it multiplies, the others
     // are scaled while they are added.
     if (i == 0) {
@@ -196,8 +204,11 @@ void LoraSet::fuse_rows(const std::string& name, int64_t begin, const at::Tensor
   FLOTILLA_ASSERT(begin >= 0 && end <= num_rows && rows.size(1) == products.front().module->in);
   const auto options = rows.options().dtype(type_of(aggregation));
   std::vector<at::Tensor> a;
-  for (const Product& product : products)
-    a.push_back(product.file->checkpoint().read(product.module->a).to(options));
+  for (const Product& product : products) {
+    const Checkpoint& source = product.file->checkpoint();
+    const std::string& factor = product.module->a;
+    a.push_back(checked(source, factor, source.read(factor)).to(options));
+  }
 
   for (int64_t block = begin / kRowBlock * kRowBlock; block < end; block += kRowBlock) {
     const int64_t block_end = std::min(block + kRowBlock, num_rows);

@@ -87,7 +87,7 @@ class LoraSet {
   // Fuses into `rows` [n, in], on any device, which holds rows [begin, begin + n) of the clean
   // weight `name`, in fp32, bf16 or e4m3 (dequantised, summed, rounded to nearest). A row's bytes
   // do not depend on the share that it is fused in. Does nothing for a weight that no LoRA changes.
-  // Errors (ErrorKind::input): the file cannot be read.
+  // Errors (ErrorKind::input): the file cannot be read; a factor holds NaN or infinity.
   void fuse_rows(const std::string& name, int64_t begin, const at::Tensor& rows,
                  LoraAggregation aggregation = LoraAggregation::bfloat16) const;
 

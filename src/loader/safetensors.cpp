@@ -153,6 +153,17 @@ std::string read_header_text(const fs::path& path, SafetensorsHeader& header) {
 
 }  // namespace
 
+std::string_view dtype_name(at::ScalarType type) {
+  for (const auto& row : kDtypes) {
+    if (row.type == type) return row.name;
+  }
+  fail(ErrorKind::internal, fmt::format("no safetensors name for {}", c10::toString(type)));
+}
+
+bool is_weight_dtype(at::ScalarType type) {
+  return type == at::kDouble || type == at::kFloat || type == at::kHalf || type == at::kBFloat16;
+}
+
 int64_t TensorInfo::numel() const {
   int64_t count = 1;
   for (const int64_t extent : shape) count *= extent;

@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace flotilla::loader {
@@ -22,6 +23,12 @@ struct TensorInfo {
   int64_t bytes() const { return end - begin; }
   int64_t numel() const;
 };
+
+// The format's name of a type: "BF16".
+std::string_view dtype_name(at::ScalarType type);
+// Whether weights may be stored so: F64, F32, F16 and BF16. Integers in their place are a damaged
+// or quantised file; 8-bit floats mean nothing without their scales.
+bool is_weight_dtype(at::ScalarType type);
 
 struct SafetensorsHeader {
   std::map<std::string, TensorInfo> tensors;

@@ -8,24 +8,6 @@
 #include "base/error.h"
 
 namespace flotilla::loader {
-namespace {
-
-std::string dtype_name(at::ScalarType type) {
-  switch (type) {
-    case at::kFloat:
-      return "F32";
-    case at::kHalf:
-      return "F16";
-    case at::kBFloat16:
-      return "BF16";
-    case at::kFloat8_e4m3fn:
-      return "F8_E4M3";
-    default:
-      fail(ErrorKind::internal, fmt::format("no safetensors name for {}", c10::toString(type)));
-  }
-}
-
-}  // namespace
 
 void write_sparse_checkpoint(const std::filesystem::path& path,
                              const std::map<std::string, TensorInfo>& tensors,

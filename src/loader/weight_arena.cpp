@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "loader/fault_list.h"
+#include "loader/finite.h"
 
 namespace flotilla::loader {
 namespace {
@@ -16,6 +17,8 @@ namespace {
 // Every weight starts at a multiple of this, so that any vector width and any share of the arena is
 // aligned.
 constexpr int64_t kAlignment = 256;
+
+constexpr std::string_view kWrongDtype = "of another type than F64, F32, F16 or BF16";
 
 int64_t round_up(int64_t value) { return (value + kAlignment - 1) / kAlignment * kAlignment; }
 
@@ -78,8 +81,11 @@ void WeightArena::read_weight(const std::string& name) const {
   const at::Tensor& view = views_.at(name);
   if (view.device().is_cpu()) {
     checkpoint_->read_into(name, view);
+    check_finite(view, name, checkpoint_->path());
   } else {
-    view.copy_(checkpoint_->read(name));
+    const at::Tensor values = checkpoint_->read(name);
+    check_finite(values, name, checkpoint_->path());
+    view.copy_(values);
   }
 }
 
@@ -100,6 +106,7 @@ struct WeightBinder::Account {
   std::set<std::string> taken;
   std::vector<std::string> missing;
   std::vector<std::string> misshaped;
+  std::vector<std::string> mistyped;
 };
 
 WeightBinder::WeightBinder(const WeightArena& arena) : account_(std::make_shared<Account>()) {
@@ -130,6 +137,11 @@ at::Tensor WeightBinder::take(std::string_view name, std::vector<int64_t> shape)
     return {};
   }
   account_->taken.insert(full);
+  const at::ScalarType stored = account_->arena->checkpoint().tensors().at(full).dtype;
+  if (!is_weight_dtype(stored)) {
+    account_->mistyped.push_back(fmt::format("{} {}", full, dtype_name(stored)));
+    return {};
+  }
   if (at->second.sizes() != at::IntArrayRef(shape)) {
     account_->misshaped.push_back(fmt::format(
         "{} is {}, expected {}", full, shape_text(at->second.sizes().vec()), shape_text(shape)));
@@ -153,6 +165,7 @@ void WeightBinder::finish() const {
     if (!account_->taken.contains(name)) faults.add("unexpected", name);
   }
   for (const auto& name : account_->misshaped) faults.add("of another shape", name);
+  for (const auto& name : account_->mistyped) faults.add(kWrongDtype, name);
   faults.throw_if_any(fmt::format("\"{}\" does not hold the model that its configuration describes",
                                   account_->arena->checkpoint().path().string()));
 }

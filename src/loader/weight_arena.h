@@ -32,7 +32,8 @@ class WeightArena {
   WeightArena(std::shared_ptr<const Checkpoint> checkpoint, std::vector<std::string> prefixes,
               at::ScalarType dtype, at::Device device, std::vector<std::string> ignored = {});
 
-  // Reads all bytes into the arena. Once. Errors: ErrorKind::input.
+  // Reads all bytes into the arena. Once. Errors (ErrorKind::input): a file that cannot be read, a
+  // weight that holds NaN or infinity.
   void load();
   // The view of a loaded weight, for changing its values; remembered until restore().
   const at::Tensor& mutable_view(const std::string& name);
@@ -64,7 +65,8 @@ class WeightBinder {
   // A binder for the names below `prefix`; shares the account.
   WeightBinder scope(std::string_view prefix) const;
 
-  // The weight `name` (the scope's prefix in front), which must have this shape.
+  // The weight `name` (the scope's prefix in front), which must have this shape and, in the file, a
+  // type of weights (is_weight_dtype()).
   at::Tensor take(std::string_view name, std::vector<int64_t> shape);
   // As take(), undefined when the file lacks it; for weights that a configuration flag does not
   // settle.
@@ -75,7 +77,8 @@ class WeightBinder {
   // Shape of a weight in the file; for sizes that no configuration entry gives.
   std::optional<std::vector<int64_t>> shape_of(std::string_view name) const;
 
-  // Throws one ErrorKind::input that lists missing, extra and mis-shaped names with the file.
+  // Throws one ErrorKind::input that lists missing, extra, mis-shaped and mistyped names with
+  // the file.
   // Call it once, on the binder that was made from the arena.
   void finish() const;
 

@@ -303,6 +303,21 @@ TEST_F(LoraTest, WhatDoesNotFitTheModelIsListedBeforeAnyWeightChanges) {
   expect_same_weights(copy_of(*model), clean);
 }
 
+TEST_F(LoraTest, FactorsThatAreNotFiniteLeaveCleanWeights) {
+  const auto model = arena(at::kFloat);
+  const Tensors clean = copy_of(*model);
+  for (const char* role : {"A", "B"}) {
+    Tensors tensors = factors(kTall, 2500, 40);
+    tensors.merge(factors(kQuery, 24, 16));
+    const std::string name = fmt::format("{}.lora_{}.weight", kTall, role);
+    tensors.at(name).view({-1})[-1] = std::numeric_limits<float>::quiet_NaN();
+    const std::vector<LoraWithStrength> loras = {{write(tensors), 1.0}};
+    EXPECT_THAT([&] { loader::fuse_loras(*model, kPrefix, loras); },
+                ThrowsMessage<Error>(AllOf(HasSubstr(name), HasSubstr("lora.safetensors"))));
+    expect_same_weights(copy_of(*model), clean);
+  }
+}
+
 TEST_F(LoraTest, FileThatBreaksOffLeavesCleanWeights) {
   Tensors tensors = factors(kQuery, 24, 16);
   tensors.merge(factors(kTall, 2500, 40));

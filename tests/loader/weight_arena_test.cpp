@@ -4,9 +4,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <limits>
+
 #include "base/error.h"
+#include "loader/sparse_checkpoint.h"
 #include "support/compare.h"
 #include "support/golden.h"
+#include "support/safetensors_file.h"
+#include "support/temp_dir.h"
 
 namespace flotilla {
 namespace {
@@ -59,6 +65,54 @@ TEST(WeightBinderTest, AuditTellsEverythingAtOnce) {
               ThrowsMessage<Error>(::testing::AllOf(
                   HasSubstr("missing (1)"), HasSubstr("medians"), HasSubstr("unexpected"),
                   HasSubstr("std-of-means"), HasSubstr("of another shape (1)"))));
+}
+
+// One bad number anywhere, in every type that weights are stored in and read as.
+TEST(WeightArenaTest, NumbersThatAreNotFiniteAreRefusedByName) {
+  const test::TempDir dir;
+  const auto load = [&](const at::Tensor& values, at::ScalarType as) {
+    test::write_safetensors(dir / "m.safetensors", {{"a.fine", at::ones({3})}, {"a.w", values}});
+    loader::WeightArena(loader::Checkpoint::open(dir / "m.safetensors"), {"a."}, as, at::kCPU)
+        .load();
+  };
+  constexpr float kInf = std::numeric_limits<float>::infinity();
+  for (const auto stored : {at::kFloat, at::kHalf, at::kBFloat16}) {
+    for (const auto as : {at::kFloat, at::kBFloat16, at::kDouble}) {
+      at::Tensor values = at::randn({700, 1001}).to(stored);
+      values[0][0] = 60000.0F;  // nearly the largest of F16
+      EXPECT_NO_THROW(load(values, as));
+      for (const float bad : {std::nanf(""), kInf, -kInf}) {
+        values[699][1000] = bad;
+        EXPECT_THAT([&] { load(values, as); },
+                    ThrowsMessage<Error>(::testing::AllOf(HasSubstr("tensor \"a.w\" of"),
+                                                          HasSubstr("m.safetensors\" holds NaN"))));
+      }
+    }
+  }
+  EXPECT_THAT([&] { load(at::full({2}, 3.4e38F), at::kBFloat16); },
+              ThrowsMessage<Error>(HasSubstr("read as BFloat16")));
+}
+
+TEST(WeightBinderTest, IntegersAndBytesAreNoWeights) {
+  const test::TempDir dir;
+  loader::write_sparse_checkpoint(dir / "m.safetensors",
+                                  {{"bytes", {at::kByte, {4}}},
+                                   {"eights", {at::kFloat8_e4m3fn, {4}}},
+                                   {"halves", {at::kHalf, {4}}},
+                                   {"switches", {at::kBool, {4}}},
+                                   {"unused", {at::kLong, {4}}}},
+                                  {});
+  const loader::WeightArena arena(loader::Checkpoint::open(dir / "m.safetensors"), {""}, at::kFloat,
+                                  at::kMeta);
+  loader::WeightBinder binder(arena);
+  for (const char* name : {"bytes", "eights", "switches"})
+    EXPECT_FALSE(binder.take(name, {4}).defined());
+  EXPECT_TRUE(binder.take("halves", {4}).defined());
+  binder.ignore("unused");
+  EXPECT_THAT([&] { binder.finish(); },
+              ThrowsMessage<Error>(::testing::AllOf(
+                  HasSubstr("of another type than F64, F32, F16 or BF16 (3)"),
+                  HasSubstr("bytes U8"), HasSubstr("eights F8_E4M3"), HasSubstr("switches BOOL"))));
 }
 
 TEST(WeightBinderTest, CompleteBindingPasses) {
