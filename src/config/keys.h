@@ -161,9 +161,11 @@ void visit_keys(V& v, Stage2& x) {
 
 template <typename V>
 void visit_keys(V& v, SequenceParallel& x) {
-  v.key(
-      "max_tokens", x.max_tokens,
-      {.min = 1, .max = 2147483647, .doc = "video tokens that the exchange buffers have room for"});
+  v.key("max_tokens", x.max_tokens,
+        {.min = 1,
+         .max = 2147483647,
+         .doc = "video tokens that the buffers of the exchange between ranks have room for; of no "
+                "effect on one rank"});
   v.key("transport", x.transport,
         {.doc = "peer: ranks write into each other's memory; nccl: library calls"});
   v.key("exchange_timeout_seconds", x.exchange_timeout_seconds,
@@ -260,7 +262,9 @@ void visit_keys(V& v, Job& x) {
   v.key("prompt", x.prompt, {.required = true, .doc = "what to show and to hear"});
   v.key("negative_prompt", x.negative_prompt,
         {.only = kTwoStages, .doc = "what to avoid; the empty text is a negative prompt too"});
-  v.key("seed", x.seed, {.doc = "start of the random numbers; empty: drawn, printed and stored"});
+  v.key("seed", x.seed,
+        {.doc = "start of the random numbers, of which the CPU generator uses the low 32 bits; "
+                "empty: 32 bits are drawn, printed and stored"});
   v.key("noise_device", x.noise_device,
         {.doc = "where noise is drawn; cpu gives the same noise on every machine"});
   v.section("video", x.video, {.doc = "size, length and rate of the clip"});
@@ -285,7 +289,10 @@ void visit_keys(V& v, Job& x) {
   v.section("checkpoint", x.checkpoint, {.doc = "state of the run, to go on after a stop"});
   v.section("limits", x.limits, {.doc = "when to stop early"});
   v.key("threads", x.threads,
-        {.min = 1, .max = 4096, .unset = "auto", .doc = "CPU threads of a rank"});
+        {.min = 1,
+         .max = 4096,
+         .unset = "auto",
+         .doc = "CPU threads of a rank; at most 4 for each core"});
   v.section("output", x.output, {.doc = "files to write"});
 }
 

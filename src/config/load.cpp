@@ -62,9 +62,12 @@ LoadedJob load_from(std::string_view text, std::shared_ptr<const Source> source,
     problems.add({source, 0, 0}, "", "holds no keys; a job needs prompt and models at least");
     problems.throw_if_any(ErrorKind::config);
   }
-  if (tree.kind == Node::Kind::map || tree.kind == Node::Kind::null) {
-    apply_overrides(tree, overrides, working_folder(), problems);
+  if (tree.kind != Node::Kind::map && tree.kind != Node::Kind::null) {
+    problems.add(tree.place, "",
+                 found_text(tree) + "; expected a map, the keys of a job: \"prompt: ...\"");
+    problems.throw_if_any(ErrorKind::config);  // what is missing in it would only hide that
   }
+  apply_overrides(tree, overrides, working_folder(), problems);
   LoadedJob loaded{.job = {}, .origins = Origins(Place{source, 0, 0})};
   read_job(tree, loaded.job, loaded.origins, problems);
   make_paths_absolute(loaded.job, source->base);

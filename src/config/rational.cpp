@@ -36,9 +36,9 @@ Rational narrow(Wide numerator, Wide denominator) {
   return {static_cast<int64_t>(numerator), static_cast<int64_t>(denominator)};
 }
 
-// One to nine decimal digits.
+// One to kMaxRateDigits decimal digits.
 std::optional<int64_t> parse_digits(std::string_view text) {
-  if (text.empty() || text.size() > 9) return std::nullopt;
+  if (text.empty() || text.size() > kMaxRateDigits) return std::nullopt;
   int64_t value = 0;
   for (const char c : text) {
     if (c < '0' || c > '9') return std::nullopt;

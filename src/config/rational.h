@@ -3,6 +3,7 @@
 #pragma once
 
 #include <compare>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -34,9 +35,13 @@ class Rational {
   int64_t denominator_ = 1;
 };
 
+// Of each number in the text of a frame rate; larger ones could overflow on their way to a
+// fraction.
+inline constexpr size_t kMaxRateDigits = 9;
+
 // A frame rate as people write it: "24", "12.5", "24000/1001". The usual short forms of NTSC rates
 // (23.976, 29.97, 59.94 and more or fewer digits of them) mean n * 1000/1001 exactly.
-// Nothing for any other text; up to nine digits on each side.
+// Nothing for any other text.
 std::optional<Rational> parse_frame_rate(std::string_view text);
 
 }  // namespace flotilla::config

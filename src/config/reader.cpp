@@ -164,11 +164,6 @@ Place Origins::place(std::string key) const {
 }
 
 void read_job(const Node& tree, Job& job, Origins& origins, Problems& problems) {
-  if (tree.kind != Node::Kind::map) {
-    problems.add(tree.place, "",
-                 fmt::format("{}; a job file is a map: key: value", found_text(tree)));
-    return;
-  }
   Reader reader(tree, "", origins, problems);
   visit_keys(reader, job);
   reader.finish();

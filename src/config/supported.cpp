@@ -1,8 +1,10 @@
 // What a valid job may ask for and this version does not run yet, and the choice of `auto` values.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <string>
 #include <string_view>
+#include <thread>
 
 #include "config/validate.h"
 
@@ -12,30 +14,47 @@ namespace {
 struct Unsupported {
   bool is_asked_for;
   std::string_view key;
+  std::string value;
   std::string_view instead;
 };
+
+// More threads than this for each core only wait for each other; the pool behind them fails to
+// start long before the key's own limit.
+constexpr int64_t kThreadsPerCore = 4;
+
+void check_threads(const Job& job, const Origins& origins, Problems& problems) {
+  const int64_t cores = std::thread::hardware_concurrency();  // 0: unknown
+  if (!job.threads || cores == 0 || *job.threads <= kThreadsPerCore * cores) return;
+  problems.add(origins.place("threads"), "threads",
+               fmt::format("{} is more than {} for each core that this process may use ({}); use "
+                           "auto, or at most {}",
+                           *job.threads, kThreadsPerCore, cores, kThreadsPerCore * cores));
+}
 
 }  // namespace
 
 void check_supported(const Job& job, const Origins& origins, int64_t world_size) {
   const bool is_fp8 =
       job.precision == Precision::fp8_cast || job.precision == Precision::fp8_scaled_mm;
-  const bool has_limits = job.limits.max_hours || !job.limits.stop_file.empty();
   const auto& grid = job.decoder.tiles.grid;
   const Unsupported table[] = {
-      {is_fp8, "precision", "use auto, fp32 or bf16"},
-      {job.offload != Offload::none, "offload", "use none"},
-      {job.text.enhance, "text.enhance", "use false"},
-      {!job.checkpoint.path.empty(), "checkpoint.path", "remove it"},
-      {has_limits, "limits", "remove it"},
-      {grid && *grid != TileGrid{1, 1, 1}, "decoder.tiles.grid", "use auto"},
+      {is_fp8, "precision", std::string(to_string(job.precision)), "use auto, fp32 or bf16"},
+      {job.offload != Offload::none, "offload", std::string(to_string(job.offload)), "use none"},
+      {job.text.enhance, "text.enhance", "true", "use false"},
+      {!job.checkpoint.path.empty(), "checkpoint.path", job.checkpoint.path.string(), "remove it"},
+      {job.limits.max_hours.has_value(), "limits.max_hours",
+       fmt::format("{}", job.limits.max_hours.value_or(0)), "remove it"},
+      {!job.limits.stop_file.empty(), "limits.stop_file", job.limits.stop_file.string(),
+       "remove it"},
+      {grid && *grid != TileGrid{1, 1, 1}, "decoder.tiles.grid",
+       fmt::format("[{}]", fmt::join(grid.value_or(TileGrid{}), ", ")), "use auto"},
   };
   Problems problems;
-  for (const auto& [is_asked_for, key, instead] : table) {
+  for (const auto& [is_asked_for, key, value, instead] : table) {
     const std::string name(key);
     if (is_asked_for) {
       problems.add(origins.place(name), name,
-                   fmt::format("is not built into this version yet; {}", instead));
+                   fmt::format("{} is not built into this version yet; {}", value, instead));
     }
   }
   if (const int64_t groups = job.stage_1.guidance_groups.value_or(1); world_size % groups != 0) {
@@ -45,6 +64,7 @@ void check_supported(const Job& job, const Origins& origins, int64_t world_size)
                              "divisor of the number of ranks",
                              groups, world_size, world_size == 1 ? "" : "s"));
   }
+  check_threads(job, origins, problems);
   problems.throw_if_any(ErrorKind::config);
 }
 

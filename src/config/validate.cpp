@@ -92,11 +92,16 @@ void check_sigmas(Checker& checker, const std::string& key, const std::optional<
     checker.add(key, fmt::format("{} noise levels; expected at least 2", sigmas->size()));
     return;
   }
-  const auto rise =
-      std::adjacent_find(sigmas->begin(), sigmas->end(), [](double a, double b) { return b >= a; });
+  // Compared as the 32-bit numbers that the stages compute with: 1e-300 is 0 there.
+  const auto rise = std::adjacent_find(sigmas->begin(), sigmas->end(), [](double a, double b) {
+    return static_cast<float>(b) >= static_cast<float>(a);
+  });
   if (rise != sigmas->end()) {
-    checker.add(key, fmt::format("{} is followed by {}; noise levels must fall strictly", *rise,
-                                 *(rise + 1)));
+    const bool is_close = *(rise + 1) < *rise;
+    checker.add(key,
+                fmt::format("element {}: {} is followed by {}{}; noise levels must fall strictly",
+                            rise - sigmas->begin(), *rise, *(rise + 1),
+                            is_close ? ", the same 32-bit number" : ""));
   }
   if (sigmas->back() != 0.0) {
     checker.add(key, fmt::format("ends with {}; the last noise level must be 0", sigmas->back()));
@@ -197,8 +202,14 @@ void check_axis_tiling(Checker& checker, const std::string& key, const AxisTilin
                             unit, 2 * unit, below, below + unit));
   }
   if (axis.overlap % unit != 0 || axis.overlap >= *axis.size) {
-    checker.add(key + ".overlap", fmt::format("{} is not a multiple of {} below size ({})",
-                                              axis.overlap, unit, *axis.size));
+    const int64_t most = std::max<int64_t>(0, (*axis.size - 1) / unit * unit);
+    const int64_t below = std::min(most, axis.overlap / unit * unit);
+    const int64_t above = std::min(most, below + unit);
+    checker.add(key + ".overlap",
+                fmt::format("{} is not a multiple of {} below size ({}); nearest: {}", axis.overlap,
+                            unit, *axis.size,
+                            below == above ? fmt::to_string(below)
+                                           : fmt::format("{} or {}", below, above)));
   }
 }
 

@@ -15,7 +15,8 @@ void complete_job(Job& job, const Origins& origins, Problems& problems);
 // that collide. Keys that are already in `problems` are left alone.
 void check_job(const Job& job, const Origins& origins, Problems& problems);
 
-// Refuses by name what a valid job may ask for and this version cannot do on `world_size` ranks.
+// Refuses by name what a valid job may ask for and this version cannot do on `world_size` ranks,
+// or this machine cannot bear (threads).
 // Errors: ErrorKind::config, all at once.
 void check_supported(const Job& job, const Origins& origins, int64_t world_size = 1);
 

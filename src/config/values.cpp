@@ -83,6 +83,17 @@ std::string number_hint(const Node& node, bool whole) {
   return "";
 }
 
+// Frame rates are fractions of numbers up to kMaxRateDigits long.
+std::string digits_hint(const Node& node) {
+  size_t digits = 0;
+  for (const char c : node.text) {
+    digits = c >= '0' && c <= '9' ? digits + 1 : 0;
+    if (digits > kMaxRateDigits)
+      return fmt::format(" (more than {} digits in a row)", kMaxRateDigits);
+  }
+  return "";
+}
+
 template <typename T>
 Complaint read_number(const Node& node, const Rule& rule, T& target) {
   constexpr bool kWhole = std::is_integral_v<T>;
@@ -237,7 +248,8 @@ Complaint read_value(const Node& node, const Rule& rule, Rational& target) {
                         ? parse_frame_rate(node.text)
                         : std::nullopt;
   if (!rate || rate->to_double() < rule.min || rate->to_double() > rule.max) {
-    return complain(node, target, rule);
+    return fmt::format("{}{}; expected {}", found_text(node), rate ? "" : digits_hint(node),
+                       type_text(target, rule));
   }
   target = *rate;
   return std::nullopt;

@@ -174,7 +174,7 @@ class TreeBuilder : public YAML::EventHandler {
 
   void take_key(Node node) {
     Level& level = stack_.back();
-    if (node.kind == Node::Kind::scalar) {
+    if (node.kind == Node::Kind::scalar && !node.text.empty()) {
       level.key = std::move(node.text);
     } else {
       if (node.kind != Node::Kind::broken) {

@@ -166,8 +166,9 @@ TEST(LoadTest, WantsMapsAndListsWhereTheyBelong) {
   EXPECT_TRUE(contains(refusal_with("images: [{frame: 0}]\n"), "images[0].path: is missing"));
   EXPECT_TRUE(contains(refusal_with("decoder: {tiles: {grid: [1, 2]}}\n"), "found 2 elements"));
   EXPECT_TRUE(contains(refusal_with("decoder: {tiling: on}\n"), "expected auto or off"));
-  EXPECT_TRUE(contains(refusal("just text\n"), "a job file is a map"));
-  EXPECT_TRUE(contains(refusal("- a\n- b\n"), "a job file is a map"));
+  EXPECT_TRUE(refusal("just text\n").starts_with("job.yaml:1:1: found just text; expected a map"));
+  EXPECT_TRUE(refusal("- a\n- b\n").starts_with("job.yaml:1:1: found a list; expected a map"));
+  EXPECT_EQ(test::count_lines(refusal("- a\n- b\n")), 1U) << "no word about what is missing in it";
   EXPECT_TRUE(contains(refusal(""), "holds no keys"));
   EXPECT_EQ(refusal_with("video:\nimages:\n"), "") << "sections without keys are defaults";
 }

@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <string>
+#include <thread>
+
 #include "config/job_text.h"
 
 namespace flotilla::config {
@@ -42,6 +45,11 @@ TEST(VideoRulesTest, KeepFrameRatesInRange) {
   for (const char* rate : {"0", "0.5", "241", "1000/1", "abc", "-24", "24 fps", "1e1", "[24]"}) {
     const std::string message = refusal_with(std::string("video: {frame_rate: ") + rate + "}\n");
     EXPECT_TRUE(contains(message, "video.frame_rate: found")) << rate;
+  }
+  for (const char* rate : {"23.97602397602", "24000000000/1001000000"}) {
+    EXPECT_TRUE(contains(refusal_with(std::string("video: {frame_rate: ") + rate + "}\n"),
+                         "(more than 9 digits in a row)"))
+        << rate;
   }
   EXPECT_EQ(job_of(kGoodJob + "video: {frame_rate: \"24000/1001\"}\n").video.frame_rate,
             Rational(24000, 1001));
@@ -94,7 +102,12 @@ TEST(SigmaRulesTest, WantFallingLevelsThatEndWithZero) {
   };
   EXPECT_EQ(message("[1, 0.5, 0]"), "");
   EXPECT_EQ(message("auto"), "");
-  EXPECT_TRUE(contains(message("[1, 0.5, 0.5, 0]"), "0.5 is followed by 0.5"));
+  EXPECT_TRUE(contains(message("[1, 0.5, 0.5, 0]"), "element 1: 0.5 is followed by 0.5;"));
+  EXPECT_TRUE(
+      contains(message("[1, 1e-300, 0]"),
+               "job.yaml:3:19: stage_1.sigmas: element 1: 1e-300 is followed by 0, the same "
+               "32-bit number; noise levels must fall strictly"));
+  EXPECT_TRUE(contains(message("[1, 0.50000001, 0.5, 0]"), "the same 32-bit number"));
   EXPECT_TRUE(contains(message("[0.5, 1, 0]"), "must fall strictly"));
   EXPECT_TRUE(contains(message("[1, 0.5]"), "ends with 0.5; the last noise level must be 0"));
   EXPECT_TRUE(contains(message("[0]"), "at least 2"));
@@ -170,7 +183,10 @@ TEST(TileRulesTest, CheckTilingByHand) {
   EXPECT_EQ(message("{spatial: {size: 512, overlap: 64}, temporal: {size: 64, overlap: 24}}"), "");
   EXPECT_TRUE(contains(message("{spatial: {size: 500}}"), "nearest: 480 or 512"));
   EXPECT_TRUE(contains(message("{temporal: {size: 8}}"), "nearest: 16 or 24"));
-  EXPECT_TRUE(contains(message("{spatial: {size: 64, overlap: 64}}"), "below size (64)"));
+  EXPECT_TRUE(contains(message("{spatial: {size: 64, overlap: 64}}"),
+                       "64 is not a multiple of 32 below size (64); nearest: 32"));
+  EXPECT_TRUE(contains(message("{spatial: {size: 256, overlap: 50}}"), "nearest: 32 or 64"));
+  EXPECT_TRUE(contains(message("{spatial: {size: 96, overlap: 70}}"), "nearest: 64"));
   EXPECT_TRUE(contains(message("{spatial: {overlap: 32}}"), "is given without size"));
   EXPECT_TRUE(contains(message("{}"), "gives no size"));
   EXPECT_TRUE(contains(refusal_with("decoder: {tiles: {grid: [2, 1, 1]}, "
@@ -209,10 +225,32 @@ TEST(SupportTest, RefusesByNameWhatIsNotRunYet) {
   } catch (const Error& error) {
     EXPECT_EQ(error.kind(), ErrorKind::config);
     const std::string& message = error.message();
-    EXPECT_EQ(count_lines(message), 7U) << message;
-    EXPECT_TRUE(contains(message, "job.yaml:5:12: precision: is not built into this version yet"));
-    EXPECT_TRUE(contains(message, "job.yaml:6:10: offload: "));
-    EXPECT_TRUE(contains(message, "job.yaml: 2 ranks"));
+    EXPECT_EQ(count_lines(message), 5U) << message;
+    EXPECT_TRUE(contains(
+        message, "job.yaml:5:12: precision: fp8_cast is not built into this version yet; use"));
+    EXPECT_TRUE(contains(message, "job.yaml:6:10: offload: disk is not built"));
+    EXPECT_TRUE(contains(message, "text.enhance: true is not built"));
+    EXPECT_TRUE(contains(message, "checkpoint.path: /jobs/c.h5 is not built"));
+    EXPECT_TRUE(contains(message, "limits.max_hours: 1 is not built"));
+  }
+}
+
+TEST(SupportTest, WantsThreadsThatTheCoresCanBear) {
+  const int64_t cores = std::thread::hardware_concurrency();
+  if (cores == 0) GTEST_SKIP() << "the number of cores is unknown here";
+  if (cores >= 1024) GTEST_SKIP() << "the key's own limit comes first here";
+  const auto check = [](int64_t threads) {
+    const LoadedJob loaded = load(kGoodJob + "threads: " + std::to_string(threads) + "\n");
+    check_supported(loaded.job, loaded.origins);
+  };
+  EXPECT_NO_THROW(check(4 * cores));
+  try {
+    check(4 * cores + 1);
+    FAIL() << "accepted";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::config);
+    EXPECT_TRUE(contains(error.message(), "job.yaml:3:10: threads: "));
+    EXPECT_TRUE(contains(error.message(), "at most " + std::to_string(4 * cores)));
   }
 }
 

@@ -77,7 +77,10 @@ TEST(YamlTreeTest, RefusesWhatAJobDoesNotNeed) {
   EXPECT_TRUE(contains(message("a: !x {b: 1}\n"), "tags"));
   EXPECT_TRUE(contains(message("a: 1\n---\nb: 2\n"), "f:2:1: a second document"));
   EXPECT_TRUE(contains(message("? [a, b]\n: 1\n"), "a key must be a word"));
-  EXPECT_TRUE(contains(message(": 1\n"), "a key must be a word"));
+  for (const char* text : {": 1\n", "\"\": 1\n", "{: 1}\n", "? \n"}) {
+    EXPECT_TRUE(contains(message(text), "a key must be a word")) << text;
+    EXPECT_EQ(test::count_lines(message(text)), 1U) << text;
+  }
   EXPECT_TRUE(contains(message("%YAML 9.9\n---\na: 1\n"), "is not valid YAML"));
 }
 
