@@ -13,6 +13,7 @@ using Arguments = std::vector<std::string>;  // behind the command's name
 int run(const Arguments& arguments);
 int decode(const Arguments& arguments);
 int bench(const Arguments& arguments);
+int selftest(const Arguments& arguments);
 int bench_pipeline(const Arguments& arguments);  // bench's own; the name is still in front
 int bench_comm(const Arguments& arguments);
 

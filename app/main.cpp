@@ -10,6 +10,7 @@
 
 #include "app/command.h"
 #include "app/launcher.h"
+#include "app/process.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/text.h"
@@ -23,6 +24,7 @@ constexpr Command kCommands[] = {
     {"run", "generate the clip of a job file", &run},
     {"decode", "make the clip again from a latents file", &decode},
     {"bench", "measure the phases of a job, or the exchange between ranks", &bench},
+    {"selftest", "compare one rank with all ranks, in fast and in exact mode", &selftest},
 };
 
 void print_usage() {
@@ -87,7 +89,9 @@ int report(ErrorKind kind, const std::string& text) {
 
 int guarded(const Arguments& arguments) {
   try {
-    return dispatch(arguments);
+    const int code = dispatch(arguments);
+    flush_results();
+    return code;
   } catch (const comm::AgreedError& error) {
     return error.speaks() ? report(error.kind(), error.what()) : exit_code(error.kind());
   } catch (const Error& error) {
@@ -103,7 +107,8 @@ int guarded(const Arguments& arguments) {
     const bool memory = text.find("DefaultCPUAllocator") != std::string::npos;
     return report(memory ? ErrorKind::memory : ErrorKind::internal, text);
   } catch (const std::exception& error) {
-    return report(ErrorKind::internal, error.what());
+    // More results than the buffer of set_up_process() holds are written, and fail, in between.
+    return report(std::ferror(stdout) != 0 ? ErrorKind::output : ErrorKind::internal, error.what());
   }
 }
 
@@ -114,6 +119,7 @@ std::span<const Command> commands() { return kCommands; }
 }  // namespace flotilla::app
 
 int main(int argc, char** argv) {
+  flotilla::app::set_up_process();
   const c10::InferenceMode no_gradients;
   return flotilla::app::guarded({argv + 1, argv + argc});
 }

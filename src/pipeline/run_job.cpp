@@ -194,6 +194,12 @@ Phases decode_job(const PreparedJob& prepared, const io::LatentsFile& file, cons
   return phases;
 }
 
+ClipLatents run_latents(const PreparedJob& prepared, const Ranks& ranks) {
+  const auto& [job, ffmpeg, files, plan] = prepared;
+  Phases phases(plan.device);
+  return run_pipeline({job, *files, plan, phases, ffmpeg, ranks}, *job.seed, nullptr);
+}
+
 Phases run_without_outputs(const PreparedJob& prepared) {
   const auto& [job, ffmpeg, files, plan] = prepared;
   Phases phases(plan.device);

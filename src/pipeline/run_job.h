@@ -51,6 +51,9 @@ Phases run_job(const PreparedJob& prepared, const Host& host, const Ranks& ranks
 // (ErrorKind::input): the file lacks latents, or they are of another size.
 Phases decode_job(const PreparedJob& prepared, const io::LatentsFile& file, const Host& host);
 
+// The latents of the clip alone. Collective.
+ClipLatents run_latents(const PreparedJob& prepared, const Ranks& ranks);
+
 // Runs it and drops the frames; for benchmarks.
 Phases run_without_outputs(const PreparedJob& prepared);
 

@@ -68,7 +68,7 @@ class AppTest : public ::testing::Test {
 TEST_F(AppTest, TextsComeAtOnceAndFirstLineIsTheVersion) {
   const auto start = std::chrono::steady_clock::now();
   EXPECT_THAT(flotilla({"--version"}).out, StartsWith("flotilla "));
-  for (const char* command : {"run", "decode", "bench"}) {
+  for (const char* command : {"run", "decode", "bench", "selftest"}) {
     const Outcome help = flotilla({command, "--help"});
     EXPECT_EQ(help.code, 0);
     EXPECT_THAT(help.out, HasSubstr("usage: flotilla " + std::string(command)));
@@ -227,6 +227,13 @@ TEST_F(AppTest, DecodeMakesTheClipAgain) {
   EXPECT_EQ(flotilla({"decode", latents, "--prompt", "x"}).code, 2);
   test::write_file(dir_ / "bad.h5", "not HDF5");
   EXPECT_EQ(flotilla({"decode", (dir_ / "bad.h5").string()}).code, 3);
+}
+
+TEST_F(AppTest, SelftestPassesOnOneRank) {
+  const Outcome outcome = flotilla({"selftest", write_job(job(test::tiny_dir(), "path: a.y4m"))});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, AllOf(HasSubstr("one rank, twice"), HasSubstr("\nPASSED\n")));
+  EXPECT_FALSE(fs::exists(dir_ / "a.y4m"));
 }
 
 TEST_F(AppTest, BenchPipelinePrintsEveryPhase) {
