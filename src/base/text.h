@@ -18,6 +18,8 @@ std::string human_bytes(double bytes);
 // "1.2 s", "3 min 05 s", "2 h 10 min".
 std::string human_duration(double seconds);
 
+// With A to Z as a to z; other letters stay.
+std::string to_lower(std::string_view text);
 // "[1, 24, 128]".
 std::string shape_text(std::span<const int64_t> shape);
 bool is_valid_utf8(std::string_view text);

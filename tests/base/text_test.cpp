@@ -39,5 +39,9 @@ TEST(TextTest, ShapeText) {
   EXPECT_EQ(shape_text(std::vector<int64_t>{1, 24, 128}), "[1, 24, 128]");
 }
 
+TEST(TextTest, LowerCaseLeavesOtherLettersAlone) {
+  EXPECT_EQ(to_lower(".Y4M \xC3\x84@[z"), ".y4m \xC3\x84@[z");
+}
+
 }  // namespace
 }  // namespace flotilla
