@@ -100,11 +100,13 @@ int bench_pipeline(const Arguments& arguments) {
   const int iters = (*values)["iters"].as<int>();
   if (warmup < 0 || iters < 1)
     fail(ErrorKind::usage, "--warmup must be 0 or more, --iters 1 or more");
+  const std::string json = values->count("json") != 0 ? (*values)["json"].as<std::string>() : "";
+  if (!json.empty()) check_output_place(json, /*overwrite=*/true);
   const auto loaded = config::load_job((*values)["job"].as<std::string>(), job_overrides(*values));
   const auto prepared = pipeline::prepare_job(loaded, host(), pipeline::Outputs::ignored);
   const auto rows = measure(prepared, warmup, iters);
   print_table(prepared, rows, warmup, iters);
-  if (values->count("json") != 0) write_json((*values)["json"].as<std::string>(), rows);
+  if (!json.empty()) write_json(json, rows);
   return 0;
 }
 

@@ -19,8 +19,22 @@ constexpr Usage kUsage = {
     "options change its keys, for example --output or --set decoder.tiling=off.",
     "LATENTS.h5"};
 
-// What a decode reads of the job; the rest has done its work.
-const KeyFilter kKeys = {"output.", "decoder.", "device", "precision", "threads"};
+// What a decode reads of the job; the rest has done its work. It reads a latents file and writes
+// none.
+const KeyFilter kKeys = {.only = {"output.", "decoder.", "device", "precision", "threads"},
+                         .without = {"output.latents", "output.save_frames"}};
+
+// The job's own permission to overwrite was for its run, and is not one for now.
+std::vector<config::Override> overrides_of(const po::variables_map& values) {
+  std::vector<config::Override> overrides = {
+      {"output.latents", "", "decode", false},
+      {"output.save_frames", "false", "decode", false},
+      {"output.overwrite", "false", "decode", false},
+  };
+  const auto given = job_overrides(values, kKeys);
+  overrides.insert(overrides.end(), given.begin(), given.end());
+  return overrides;
+}
 
 }  // namespace
 
@@ -30,11 +44,8 @@ int decode(const Arguments& arguments) {
   const std::string path = positional(kUsage, *values);
   const io::LatentsFile file =
       io::read_latents(path, {io::latents::kStage2Video, io::latents::kStage2Audio});
-  auto overrides = job_overrides(*values, kKeys);
-  // This command reads a latents file and writes none.
-  overrides.push_back({"output.latents", "", "decode", false});
-  overrides.push_back({"output.save_frames", "false", "decode", false});
-  const auto loaded = config::load_job_text(file.job_yaml, path + ": job_yaml", ".", overrides);
+  const auto loaded =
+      config::load_job_text(file.job_yaml, path + ": job_yaml", ".", overrides_of(*values), path);
   const pipeline::PreparedJob prepared = pipeline::prepare_job(loaded, host());
   const pipeline::Phases phases = pipeline::decode_job(prepared, file, host());
   for (const auto& line : pipeline::describe_outputs(prepared.job, prepared.plan))

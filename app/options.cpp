@@ -36,8 +36,9 @@ std::vector<std::string> names_of(const po::options_description& options) {
 }
 
 bool passes(const KeyFilter& keys, std::string_view key) {
-  return keys.empty() || std::any_of(keys.begin(), keys.end(),
-                                     [&](const auto& start) { return key.starts_with(start); });
+  const auto begins = [&](const std::string& start) { return key.starts_with(start); };
+  return std::none_of(keys.without.begin(), keys.without.end(), begins) &&
+         (keys.only.empty() || std::any_of(keys.only.begin(), keys.only.end(), begins));
 }
 
 [[noreturn]] void fail_usage(const Usage& usage, const std::string& text) {
@@ -83,7 +84,7 @@ std::optional<po::variables_map> parse(const Usage& usage, po::options_descripti
   if (values.count("help") != 0) {
     if (ranks.rank == 0) {
       fmt::print("usage: {}\n\n{}\n\n", usage.synopsis, usage.explanation);
-      std::cout << options << std::flush;
+      std::cout << options;
     }
     return std::nullopt;
   }
@@ -116,7 +117,7 @@ std::vector<config::Override> job_overrides(const po::variables_map& values,
       overrides.push_back(config::parse_set(text));
       if (passes(keys, overrides.back().key)) continue;
       fail(ErrorKind::usage, fmt::format("--set {} changes nothing here; keys that count: {}...",
-                                         overrides.back().key, fmt::join(keys, "..., ")));
+                                         overrides.back().key, fmt::join(keys.only, "..., ")));
     }
   }
   for (const auto& form : kShortForms) {

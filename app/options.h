@@ -26,9 +26,13 @@ struct Usage {
 std::optional<po::variables_map> parse(const Usage& usage, po::options_description options,
                                        const Arguments& arguments);
 
-// --set, --overwrite, and the short forms of the keys that people change most; a command that uses
-// only some keys gives their beginnings ("output.", "decoder."), and takes no others.
-using KeyFilter = std::vector<std::string>;
+// The keys that a command uses, by their beginnings: "output.", "decoder.".
+struct KeyFilter {
+  std::vector<std::string> only;     // empty: all
+  std::vector<std::string> without;  // of those
+};
+// --set, --overwrite, and the short forms of the keys that people change most, as far as the
+// command uses them.
 po::options_description job_options(const KeyFilter& keys = {});
 // Those options as changes to the job, short forms after --set.
 // Errors (ErrorKind::usage): a --set outside `keys`.

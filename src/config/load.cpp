@@ -97,14 +97,15 @@ LoadedJob load_job(const fs::path& file, std::span<const Override> overrides) {
 }
 
 LoadedJob load_job_text(std::string_view text, const std::string& name, const fs::path& base,
-                        std::span<const Override> overrides) {
-  return load_from(
-      text,
-      std::make_shared<const Source>(Source{.name = name,
-                                            .base = absolute_path(base, working_folder()),
-                                            .has_lines = true,
-                                            .file = {}}),
-      overrides);
+                        std::span<const Override> overrides, const fs::path& file) {
+  const fs::path folder = working_folder();
+  return load_from(text,
+                   std::make_shared<const Source>(
+                       Source{.name = name,
+                              .base = absolute_path(base, folder),
+                              .has_lines = true,
+                              .file = file.empty() ? file : absolute_path(file, folder)}),
+                   overrides);
 }
 
 }  // namespace flotilla::config

@@ -25,9 +25,10 @@ struct LoadedJob {
 // line each.
 LoadedJob load_job(const std::filesystem::path& file, std::span<const Override> overrides = {});
 
-// The same with the text at hand. `name` stands in messages; relative paths count from `base`.
+// The same with the text at hand. `name` stands in messages; relative paths count from `base`;
+// `file`, if any, is the one that holds the text, and no output may take its place.
 LoadedJob load_job_text(std::string_view text, const std::string& name,
-                        const std::filesystem::path& base,
-                        std::span<const Override> overrides = {});
+                        const std::filesystem::path& base, std::span<const Override> overrides = {},
+                        const std::filesystem::path& file = {});
 
 }  // namespace flotilla::config
