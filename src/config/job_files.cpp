@@ -1,10 +1,14 @@
 #include "config/job_files.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
 #include <fstream>
 #include <utility>
 
+#include "base/temp_file.h"
+#include "base/text.h"
 #include "config/validate.h"
 
 namespace flotilla::config {
@@ -34,6 +38,68 @@ std::string file_problem(const NamedFile& named) {
     return "is there but cannot be read: " + path;
   }
   return "";
+}
+
+bool has_extension(const fs::path& path, std::initializer_list<std::string_view> allowed) {
+  const std::string extension = to_lower(path.extension().string());
+  return std::find(allowed.begin(), allowed.end(), extension) != allowed.end();
+}
+
+// One spelling for all paths to a file, be it there or not.
+fs::path real_path(const fs::path& path) {
+  std::error_code error;
+  const fs::path target = follow_links(path);
+  const fs::path real = fs::weakly_canonical(target, error);
+  return error ? target : real;
+}
+
+bool is_same_file(const fs::path& a, const fs::path& b) {
+  std::error_code error;
+  return fs::equivalent(a, b, error) || real_path(a) == real_path(b);
+}
+
+// True when `path` is a file of `folder`, at any depth or behind a link that lies in the folder.
+bool is_file_inside(const fs::path& path, const fs::path& folder) {
+  std::error_code error;
+  if (!fs::is_directory(folder, error) || !fs::exists(path, error)) return false;
+  const fs::path real = real_path(path);
+  const fs::path top = real_path(folder);
+  if (std::mismatch(top.begin(), top.end(), real.begin(), real.end()).first == top.end()) {
+    return true;
+  }
+  for (fs::directory_iterator entry(folder, error), end; entry != end; entry.increment(error)) {
+    if (is_same_file(*entry, path)) return true;
+  }
+  return false;
+}
+
+// What writing `output` would do to one of `taken`, or "".
+std::string name_problem(const NamedFile& output, const std::vector<NamedFile>& taken) {
+  for (const auto& other : taken) {
+    const bool may_be_folder = other.kind != FileKind::file;
+    if (is_same_file(other.path, output.path)) {
+      return fmt::format("is the same file as {}: {}", other.key, output.path.string());
+    }
+    if (may_be_folder && is_file_inside(output.path, other.path)) {
+      return fmt::format("would replace a file of {}: {}", other.key, output.path.string());
+    }
+  }
+  return "";
+}
+
+// The clip's extension chooses its container and is checked where the writers are known.
+void check_extensions(const Job& job, const Origins& origins, Problems& problems) {
+  const auto check = [&](const char* key, const fs::path& path,
+                         std::initializer_list<std::string_view> allowed) {
+    if (problems.concerns(key) || path.extension().empty() || has_extension(path, allowed)) return;
+    problems.add(
+        origins.place(key), key,
+        fmt::format("\"{}\" is the extension of another kind of file; expected {}, or none",
+                    path.extension().string(), fmt::join(allowed, " or ")));
+  };
+  check("output.latents", job.output.latents, {".h5", ".hdf5"});
+  check("output.metrics", job.output.metrics, {".json"});
+  check("output.contact_sheet", job.output.contact_sheet, {".png"});
 }
 
 }  // namespace
@@ -68,8 +134,27 @@ std::vector<NamedFile> output_files(const Job& job) {
       {"output.metrics", job.output.metrics},   {"output.contact_sheet", job.output.contact_sheet},
       {"checkpoint.path", job.checkpoint.path},
   };
+  if (job.output.audio && has_extension(job.output.path, {".y4m"})) {
+    files.push_back({"output.path", fs::path(job.output.path).replace_extension(".wav")});
+  }
   drop_empty(files);
   return files;
+}
+
+void check_names(const Job& job, const Origins& origins, Problems& problems) {
+  check_extensions(job, origins, problems);
+  std::vector<NamedFile> taken = input_files(job);
+  if (const auto& source = origins.root().source; source && !source->file.empty()) {
+    taken.push_back({"the file that holds the job", source->file});
+  }
+  if (!job.limits.stop_file.empty()) taken.push_back({"limits.stop_file", job.limits.stop_file});
+  for (const auto& output : output_files(job)) {
+    if (auto problem = name_problem(output, taken);
+        !problem.empty() && !problems.concerns(output.key)) {
+      problems.add(origins.place(output.key), output.key, std::move(problem));
+    }
+    taken.push_back(output);
+  }
 }
 
 void validate_files(const Job& job, const Origins& origins) {

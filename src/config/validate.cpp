@@ -267,32 +267,6 @@ void check_combinations(Checker& checker) {
   }
 }
 
-bool is_same_file(const fs::path& a, const fs::path& b) {
-  std::error_code error;
-  return a == b || fs::equivalent(a, b, error);
-}
-
-// No output may hit another output, an input or the job file itself.
-void check_names(Checker& checker) {
-  std::vector<NamedFile> taken = input_files(checker.job());
-  if (const auto& source = checker.origins().root().source; source && !source->file.empty()) {
-    taken.push_back({"the job file", source->file});
-  }
-  if (const auto& stop_file = checker.job().limits.stop_file; !stop_file.empty()) {
-    taken.push_back({"limits.stop_file", stop_file});
-  }
-  for (const auto& output : output_files(checker.job())) {
-    const auto other = std::find_if(taken.begin(), taken.end(), [&](const NamedFile& file) {
-      return is_same_file(file.path, output.path);
-    });
-    if (other != taken.end()) {
-      checker.add(output.key,
-                  fmt::format("is the same file as {}: {}", other->key, output.path.string()));
-    }
-    taken.push_back(output);
-  }
-}
-
 }  // namespace
 
 void complete_job(Job& job, const Origins& origins, Problems& problems) {
@@ -321,7 +295,7 @@ void check_job(const Job& job, const Origins& origins, Problems& problems) {
   check_decoder(checker);
   check_devices(checker);
   check_combinations(checker);
-  check_names(checker);
+  check_names(job, origins, problems);
 }
 
 }  // namespace flotilla::config
