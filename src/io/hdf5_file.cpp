@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
+#include <cstring>
 #include <fstream>
 #include <span>
 #include <utility>
@@ -50,17 +52,27 @@ std::vector<hsize_t> choose_chunk(std::vector<hsize_t> shape, size_t element_byt
 void check_signature(const fs::path& path) {
   std::error_code code;
   const auto status = fs::status(path, code);
-  if (!fs::exists(status))
+  if (status.type() == fs::file_type::not_found)
     fail(ErrorKind::input, fmt::format("no such file: \"{}\"", path.string()));
+  if (code) {
+    fail(ErrorKind::input, fmt::format("\"{}\" cannot be read: {}", path.string(), code.message()));
+  }
   if (!fs::is_regular_file(status))
     fail(ErrorKind::input, fmt::format("\"{}\" is not a file", path.string()));
   std::array<unsigned char, 8> head{};
+  errno = 0;
   std::ifstream stream(path, std::ios::binary);
-  stream.read(reinterpret_cast<char*>(head.data()), head.size());
-  if (!stream || head != kSignature) {
+  if (!stream) {
     fail(ErrorKind::input,
-         fmt::format("\"{}\" is not an HDF5 file, or is cut short", path.string()));
+         fmt::format("\"{}\" cannot be read: {}", path.string(), std::strerror(errno)));
   }
+  stream.read(reinterpret_cast<char*>(head.data()), head.size());
+  if (!stream) {
+    fail(ErrorKind::input,
+         fmt::format("\"{}\" is truncated: it has {} bytes", path.string(), stream.gcount()));
+  }
+  if (head != kSignature)
+    fail(ErrorKind::input, fmt::format("\"{}\" is not an HDF5 file", path.string()));
 }
 
 // Type of the elements of a dataset of ours; nothing for any other.

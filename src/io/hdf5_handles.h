@@ -55,8 +55,8 @@ class H5Silence {
   void* data_ = nullptr;
 };
 
-// Throws an Error with `action` and the innermost reason of the library's error stack; a lock that
-// cannot be had is explained.
+// Throws an Error of one line with `action` and the innermost reason of the library's error stack;
+// a lock that cannot be had is explained.
 [[noreturn]] void fail_hdf5(ErrorKind kind, const std::filesystem::path& path,
                             const std::string& action);
 

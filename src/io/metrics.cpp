@@ -88,6 +88,7 @@ Metrics::Metrics() {
   json_["schema_version"] = kSchemaVersion;
   for (const char* block : {"versions", "environment", "devices", "job", "plan"})
     json_[block] = nullptr;
+  json_["prompt_truncated"] = nullptr;
   json_["total_s"] = nullptr;
   json_["phases"] = Json::object();
   json_["steps"] = Json::object();
@@ -104,16 +105,21 @@ void Metrics::set_block(const std::string& block, Json value) {
   json_[block] = std::move(value);
 }
 
-void Metrics::add_phase(const std::string& name, const RankSpread& seconds) {
-  const std::string key = name + "_s";
-  Json& phases = json_["phases"];
-  Json& spreads = json_["over_ranks"]["phases"];
-  if (!phases.contains(key)) {
-    phases[key] = 0.0;
-    spreads[key] = to_json({});
+void Metrics::declare_phases(const std::vector<std::string>& names) {
+  for (const auto& name : names) {
+    json_["phases"][name + "_s"] = nullptr;
+    json_["over_ranks"]["phases"][name + "_s"] = nullptr;
   }
-  phases[key] = phases[key].get<double>() + seconds.max;
-  Json& sum = spreads[key];
+}
+
+void Metrics::add_phase(const std::string& name, const RankSpread& seconds) {
+  Json& total = json_["phases"][name + "_s"];
+  Json& sum = json_["over_ranks"]["phases"][name + "_s"];
+  if (total.is_null()) {
+    total = 0.0;
+    sum = to_json({});
+  }
+  total = total.get<double>() + seconds.max;
   sum =
       to_json({sum["min"].get<double>() + seconds.min, sum["median"].get<double>() + seconds.median,
                sum["max"].get<double>() + seconds.max});
@@ -139,6 +145,8 @@ void Metrics::set_exchange(int64_t bytes, double seconds) {
 }
 
 void Metrics::set_total_s(double seconds) { json_["total_s"] = seconds; }
+
+void Metrics::set_prompt_truncated(bool truncated) { json_["prompt_truncated"] = truncated; }
 
 void Metrics::set_extra(const std::string& key, Json value) { json_[key] = std::move(value); }
 

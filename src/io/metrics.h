@@ -30,8 +30,10 @@ class Metrics {
   Metrics();
   // "versions", "devices", "plan", "environment", "job": blocks that the caller fills.
   void set_block(const std::string& block, Json value);
+  // Phases that may come, in this order: null until they do.
+  void declare_phases(const std::vector<std::string>& names);
   // phases.<name>_s is the slowest rank's time; over_ranks.phases.<name>_s has all three figures.
-  // Phases keep the order of the first call; a second call for a name adds.
+  // Phases not declared follow in the order of the first call; a second call for a name adds.
   void add_phase(const std::string& name, const RankSpread& seconds);
   // steps.<stage>[] and over_ranks.steps.<stage>[], likewise.
   void add_step(const std::string& stage, const RankSpread& seconds);
@@ -42,6 +44,7 @@ class Metrics {
   void set_peak_bytes(int64_t host, std::optional<int64_t> device);
   void set_exchange(int64_t bytes, double seconds);
   void set_total_s(double seconds);
+  void set_prompt_truncated(bool truncated);
   // A further figure at the top level, behind the fixed ones.
   void set_extra(const std::string& key, Json value);
 

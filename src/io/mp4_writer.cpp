@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <cerrno>
 #include <cmath>
+#include <cstring>
 #include <utility>
 
 #include "base/error.h"
@@ -31,6 +33,10 @@ std::vector<std::string> base_command(const VideoWriterOptions& options) {
 
 void append(std::vector<std::string>& out, std::vector<std::string> more) {
   out.insert(out.end(), std::make_move_iterator(more.begin()), std::make_move_iterator(more.end()));
+}
+
+bool is_disk_full(const Process& process) {
+  return process.errors().find("No space left") != std::string::npos;
 }
 
 std::vector<std::string> color_tags() {
@@ -111,6 +117,10 @@ std::vector<std::string> Mp4Writer::mux_command(const std::filesystem::path& vid
 void Mp4Writer::fail_process(Process& process) const {
   process.close_input();
   const std::optional<int> status = process.wait(kStallS);
+  if (is_disk_full(process)) {
+    fail(ErrorKind::output,
+         fmt::format("cannot write \"{}\": {}", options_.path.string(), std::strerror(ENOSPC)));
+  }
   fail(ErrorKind::output,
        fmt::format("cannot write \"{}\": ffmpeg ended with {}: {}", options_.path.string(),
                    status ? describe_status(*status) : "no status", process.errors()));
@@ -125,8 +135,7 @@ void Mp4Writer::end_process(Process& process) const {
                      options_.path.string(), kCloseS));
   }
   // With "-v error" any word is bad news; some versions report a full disk only so.
-  if (*status != 0 || process.errors().find("No space left") != std::string::npos)
-    fail_process(process);
+  if (*status != 0 || is_disk_full(process)) fail_process(process);
 }
 
 void Mp4Writer::push(const FrameBatch& batch) {

@@ -2,10 +2,8 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <cctype>
-
 #include "base/error.h"
+#include "base/text.h"
 #include "io/mp4_writer.h"
 #include "io/y4m_writer.h"
 
@@ -13,13 +11,6 @@ namespace flotilla::io {
 namespace {
 
 constexpr int kMaxCrf = 51;
-
-std::string lower_extension(const std::filesystem::path& path) {
-  std::string extension = path.extension().string();
-  std::transform(extension.begin(), extension.end(), extension.begin(),
-                 [](unsigned char letter) { return static_cast<char>(std::tolower(letter)); });
-  return extension;
-}
 
 void check_options(const VideoWriterOptions& options) {
   const VideoFormat& format = options.format;
@@ -37,7 +28,7 @@ void check_options(const VideoWriterOptions& options) {
 }  // namespace
 
 Container choose_container(const std::filesystem::path& path, bool ffmpeg_found) {
-  const std::string extension = lower_extension(path);
+  const std::string extension = to_lower(path.extension().string());
   if (extension == ".y4m") return Container::y4m;
   if (extension == ".mp4") {
     if (ffmpeg_found) return Container::mp4;

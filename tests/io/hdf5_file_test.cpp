@@ -2,12 +2,15 @@
 #include "io/hdf5_file.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <hdf5.h>
 #include <sys/file.h>
 #include <sys/mount.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <functional>
 
 #include "io_support.h"
@@ -95,6 +98,8 @@ TEST(H5FileTest, RefusesCutFilesAndOtherFiles) {
     test::write_file(folder / "cut.h5", whole.substr(0, size));
     const Error error = error_of([&] { H5File::open(folder / "cut.h5").read("group/data"); });
     EXPECT_TRUE(holds(error, ErrorKind::input, "cut.h5")) << size;
+    EXPECT_EQ(error.message().find("HDF5_USE_FILE_LOCKING"), std::string::npos) << error.message();
+    EXPECT_NE(error.message().find("truncated"), std::string::npos) << error.message();
   }
   test::write_file(folder / "text.h5", "no numbers here");
   EXPECT_TRUE(holds(error_of([&] { H5File::open(folder / "text.h5"); }), ErrorKind::input,
@@ -184,6 +189,42 @@ TEST(H5FileTest, LockedFileNamesTheVariable) {
   EXPECT_TRUE(holds(error, ErrorKind::input, "HDF5_USE_FILE_LOCKING=FALSE"));
 }
 
+TEST(H5FileTest, ForbiddenFileSaysSo) {
+  const test::TempDir folder;
+  write_sample(folder / "a.h5", at::arange(10, at::kFloat));
+  const auto refusal = [&](const std::filesystem::path& forbidden) {
+    std::filesystem::permissions(forbidden, std::filesystem::perms::none);
+    // Root may read all, so it becomes nobody meanwhile.
+    const bool is_root = ::geteuid() == 0;
+    if (is_root) EXPECT_EQ(::seteuid(65534), 0);
+    const Error error = error_of([&] { H5File::open(folder / "a.h5"); });
+    if (is_root) EXPECT_EQ(::seteuid(0), 0);
+    std::filesystem::permissions(forbidden, std::filesystem::perms(0755));
+    return error;
+  };
+  std::filesystem::permissions(folder.path(), std::filesystem::perms(0755));
+  EXPECT_TRUE(holds(refusal(folder / "a.h5"), ErrorKind::input, "Permission denied"));
+  EXPECT_TRUE(holds(refusal(folder.path()), ErrorKind::input, "Permission denied"));
+}
+
+// As on a full disk, in one line: the library's own has times, addresses and the temporary name.
+TEST(H5FileTest, LimitOnTheSizeIsAnOutputErrorInOneLine) {
+  const test::TempDir folder;
+  rlimit old{};
+  ::getrlimit(RLIMIT_FSIZE, &old);
+  const auto old_action = ::signal(SIGXFSZ, SIG_IGN);
+  const rlimit small{.rlim_cur = 1 << 20, .rlim_max = old.rlim_max};
+  ::setrlimit(RLIMIT_FSIZE, &small);
+  const Error error = error_of([&] { write_sample(folder / "a.h5", at::randn({1000, 1000})); });
+  ::setrlimit(RLIMIT_FSIZE, &old);
+  ::signal(SIGXFSZ, old_action);
+  EXPECT_EQ(error.kind(), ErrorKind::output);
+  EXPECT_EQ(error.message(),
+            fmt::format("\"{}\": cannot write \"group/data\": file write failed: File too large",
+                        (folder / "a.h5").string()));
+  EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
+}
+
 TEST(H5FileTest, AppearsWholeAndKeepsThePreviousOne) {
   const test::TempDir folder;
   write_sample(folder / "a.h5", at::zeros({3}));
@@ -219,6 +260,7 @@ TEST(H5FileTest, FullDiskIsAnOutputErrorAndTheOldFileStays) {
     write_sample(folder / "a.h5", at::randn({1000, 1000}), true);
   });
   EXPECT_TRUE(holds(error, ErrorKind::output, "a.h5"));
+  EXPECT_TRUE(holds(error, ErrorKind::output, "No space left on device"));
   EXPECT_TRUE(test::same_bytes(H5File::open(folder / "a.h5").read("group/data"), at::zeros({3})));
   ::umount2(folder.path().c_str(), MNT_DETACH);
 }

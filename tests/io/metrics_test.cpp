@@ -67,6 +67,23 @@ TEST(MetricsTest, PhaseThatComesTwiceIsSummed) {
   EXPECT_EQ(metrics.json()["over_ranks"]["phases"]["decode_s"]["min"], 2.0);
 }
 
+TEST(MetricsTest, DeclaredPhasesKeepTheirPlaceAndAreNullUntilTheyRun) {
+  Metrics metrics;
+  metrics.declare_phases({"text", "sound", "decode"});
+  metrics.add_phase("decode", {1, 2, 3});
+  metrics.add_phase("text", {1, 1, 1});
+  EXPECT_EQ(metrics.json()["phases"].dump(), R"({"text_s":1.0,"sound_s":null,"decode_s":3.0})");
+  EXPECT_TRUE(metrics.json()["over_ranks"]["phases"]["sound_s"].is_null());
+  EXPECT_EQ(metrics.json()["over_ranks"]["phases"]["decode_s"]["median"], 2.0);
+}
+
+TEST(MetricsTest, TruncationIsNullUntilAPromptWasRead) {
+  Metrics metrics;
+  EXPECT_TRUE(metrics.json()["prompt_truncated"].is_null());
+  metrics.set_prompt_truncated(false);
+  EXPECT_EQ(metrics.json()["prompt_truncated"], false);
+}
+
 TEST(MetricsTest, SpreadTakesTheMedianOfEvenAndOddCounts) {
   EXPECT_EQ(spread_over_ranks({3, 1, 2}).median, 2);
   EXPECT_EQ(spread_over_ranks({4, 1, 2, 3}).median, 2.5);
