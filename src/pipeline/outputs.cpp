@@ -8,12 +8,9 @@
 namespace flotilla::pipeline {
 
 void check_outputs(const config::Job& job, bool ffmpeg_found) {
-  const io::Container container = io::choose_container(job.output.path, ffmpeg_found);
+  io::choose_container(job.output.path, ffmpeg_found);
   for (const auto& file : config::output_files(job))
     check_output_place(file.path, job.output.overwrite);
-  if (container == io::Container::y4m && job.output.audio) {
-    check_output_place(io::sound_path(job.output.path), job.output.overwrite);
-  }
 }
 
 ClipWriter::ClipWriter(const config::Job& job, const Plan& plan,

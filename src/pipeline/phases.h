@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -34,6 +35,10 @@ class Phases {
     exchange_bytes_ += bytes;
     exchange_s_ += seconds;
   }
+  // Of each prompt that was encoded: whether it was too long and got cut.
+  void add_prompt(bool truncated) { truncated_ = truncated || truncated_.value_or(false); }
+  // Nothing when no prompt was encoded.
+  std::optional<bool> prompt_truncated() const { return truncated_; }
   int64_t exchange_bytes() const { return exchange_bytes_; }
   double exchange_s() const { return exchange_s_; }
 
@@ -58,6 +63,7 @@ class Phases {
   int64_t bytes_read_ = 0;
   int64_t exchange_bytes_ = 0;
   double exchange_s_ = 0.0;
+  std::optional<bool> truncated_;
 };
 
 }  // namespace flotilla::pipeline

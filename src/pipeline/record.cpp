@@ -85,6 +85,16 @@ Json plan_of(const PreparedJob& prepared) {
   return json;
 }
 
+// In the order of their first run; a job may do without images, sound or a latents file.
+std::vector<std::string> phases_of(config::Pipeline pipeline) {
+  std::vector<std::string> names = {"load_text",        "text",    "encode_images",
+                                    "load_transformer", "stage_1", "upsample"};
+  if (pipeline == config::Pipeline::ti2vid_two_stages) names.emplace_back("fuse_loras");
+  for (const char* name : {"stage_2", "write_latents", "decode_audio", "decode_video"})
+    names.emplace_back(name);
+  return names;
+}
+
 }  // namespace
 
 std::string program_version() { return fmt::format("{} ({})", kVersion, kCommit); }
@@ -103,6 +113,7 @@ void write_metrics(const PreparedJob& prepared, const Phases& phases, const Host
   metrics.set_block("plan", plan_of(prepared));
   metrics.set_block("environment", io::capture_environment(host.variable));
   metrics.set_block("job", {{"yaml", config::to_yaml(job)}, {"seed", *job.seed}});
+  metrics.declare_phases(phases_of(job.pipeline));
   for (const auto& [name, seconds] : phases.seconds()) {
     metrics.add_phase(name, spread_of(reports, Json::json_pointer("/phases/" + name)));
   }
@@ -112,6 +123,7 @@ void write_metrics(const PreparedJob& prepared, const Phases& phases, const Host
           stage, spread_of(reports, Json::json_pointer(fmt::format("/steps/{}/{}", stage, i))));
     }
   }
+  if (const auto truncated = phases.prompt_truncated()) metrics.set_prompt_truncated(*truncated);
   metrics.set_bytes_read(sum_of(reports, "bytes_read"));
   metrics.set_padding_fraction(plan.padding_fraction());
   const auto device_bytes =

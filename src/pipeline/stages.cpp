@@ -96,6 +96,7 @@ std::vector<text::TextContext> encode_prompts(const Session& session,
     for (const auto& [key, text] : prompts) {
       const text::PromptEmbedding embedding = encoder.encode(text);
       report_truncation(session.job, key, embedding);
+      session.phases.add_prompt(embedding.num_dropped > 0);
       contexts.push_back({embedding.video_context, embedding.audio_context});
     }
     return contexts;
