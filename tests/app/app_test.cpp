@@ -5,7 +5,9 @@
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 
+#include <algorithm>
 #include <chrono>
+#include <csignal>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
@@ -41,6 +43,15 @@ Outcome flotilla(std::vector<std::string> arguments, const std::string& input = 
           result.errors};
 }
 
+// The exit code of a shell command in which "$0" is the program, and "$1" and so on `arguments`.
+Outcome shell(const std::string& command, std::vector<std::string> arguments = {}) {
+  arguments.insert(arguments.begin(), {"/bin/sh", "-c", command, FLOTILLA_PROGRAM});
+  const auto result = io::run_process(arguments, {}, /*limit_s=*/120);
+  EXPECT_TRUE(WIFEXITED(result.status)) << io::describe_status(result.status);
+  return {WEXITSTATUS(result.status), std::string(result.output.begin(), result.output.end()),
+          result.errors};
+}
+
 bool have_ffmpeg() {
   const auto found = io::find_ffmpeg({}, std::getenv("PATH") != nullptr ? std::getenv("PATH") : "");
   return found && found->can_write_mp4();
@@ -58,6 +69,14 @@ std::string job(const fs::path& models, const std::string& output, const std::st
 
 class AppTest : public ::testing::Test {
  protected:
+  std::vector<fs::path> temporaries() const {
+    std::vector<fs::path> found;
+    for (const auto& entry : fs::directory_iterator(dir_.path())) {
+      if (entry.path().filename().string().find(".tmp") != std::string::npos)
+        found.push_back(entry.path());
+    }
+    return found;
+  }
   std::string write_job(const std::string& text, const std::string& name = "job.yaml") {
     test::write_file(dir_ / name, text);
     return (dir_ / name).string();
@@ -154,9 +173,110 @@ TEST_F(AppTest, OptionsOverrideTheFile) {
                     HasSubstr("a boat"), HasSubstr("stage_1"), HasSubstr("total")));
   EXPECT_TRUE(fs::exists(clip) && fs::exists(dir_ / "b.h5") && fs::exists(dir_ / "b.json"));
   EXPECT_FALSE(fs::exists(dir_ / "a.y4m"));
-  for (const auto& entry : fs::directory_iterator(dir_.path())) {
-    EXPECT_THAT(entry.path().filename().string(), Not(HasSubstr(".tmp")));
+  EXPECT_TRUE(temporaries().empty());
+}
+
+TEST_F(AppTest, SignalsEndARunWithoutLeavingFilesBehind) {
+  const std::string path = write_job(job(test::tiny_dir(), "path: a.y4m"));
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    io::Process process({FLOTILLA_PROGRAM, "run", path, "--set", "video.num_frames=257"},
+                        /*read_output=*/false);
+    // A temporary file with bytes in it: the clip, and no probe of the start.
+    const auto is_writing = [&] {
+      const auto found = temporaries();
+      std::error_code gone;
+      return std::any_of(found.begin(), found.end(), [&](const auto& file) {
+        const auto bytes = fs::file_size(file, gone);
+        return !gone && bytes > 0;
+      });
+    };
+    std::optional<int> status;
+    while (!is_writing() && !(status = process.wait(0))) {
+    }
+    ASSERT_FALSE(status) << "ended by itself: " << process.errors();
+    ::kill(process.id(), signal);
+    status = process.wait(60);
+    ASSERT_TRUE(status);
+    EXPECT_TRUE(WIFSIGNALED(*status) && WTERMSIG(*status) == signal)
+        << io::describe_status(*status);
+    EXPECT_TRUE(temporaries().empty());
+    EXPECT_FALSE(fs::exists(dir_ / "a.y4m") || fs::exists(dir_ / "a.wav"));
   }
+}
+
+TEST_F(AppTest, IgnoredSignalStaysIgnored) {
+  const Outcome outcome = shell("trap '' HUP; \"$0\" --version & kill -HUP $!; wait $!");
+  EXPECT_EQ(outcome.code, 0);
+}
+
+TEST_F(AppTest, ResultsThatCannotBeWrittenAreAnError) {
+  const std::string path = write_job(job(test::tiny_dir(), "path: a.y4m"));
+  for (const char* arguments :
+       {"--version", "--help", "run --help", "bench --help", "run \"$1\" --print-config"}) {
+    for (const char* target : {"> /dev/full", ">&-"}) {
+      const Outcome outcome = shell(fmt::format("\"$0\" {} {}", arguments, target), {path});
+      EXPECT_EQ(outcome.code, 8) << arguments << target;
+      EXPECT_THAT(outcome.err, HasSubstr("cannot write the results to standard output"));
+    }
+  }
+  EXPECT_THAT(shell("\"$0\" --version > /dev/full").err, HasSubstr("No space left on device"));
+}
+
+TEST_F(AppTest, ReadersThatLeaveDoNotCostTheClip) {
+  const std::string path = write_job(job(test::tiny_dir(), "path: a.y4m"));
+  // Nobody reads the log, or there is none.
+  for (const char* command :
+       {"\"$0\" run \"$1\" --overwrite 2>&1 >/dev/null | true; test -s \"$2\"",
+        "\"$0\" run \"$1\" --overwrite 2>&- >/dev/null"}) {
+    fs::remove(dir_ / "a.y4m");
+    EXPECT_EQ(shell(command, {path, (dir_ / "a.y4m").string()}).code, 0) << command;
+    EXPECT_THAT(test::read_file(dir_ / "a.y4m"), StartsWith("YUV4MPEG2 "));
+  }
+  const Outcome unread = shell("\"$0\" run \"$1\" --overwrite --quiet > /dev/full", {path});
+  EXPECT_EQ(unread.code, 8);
+  EXPECT_TRUE(fs::exists(dir_ / "a.y4m"));
+}
+
+TEST_F(AppTest, LimitOnFileSizesIsAnOutputError) {
+  const std::string path = write_job(job(test::tiny_dir(), "path: a.y4m"));
+  const Outcome outcome = shell("ulimit -f 8; \"$0\" run \"$1\"", {path});
+  EXPECT_EQ(outcome.code, 8);
+  EXPECT_THAT(outcome.err, HasSubstr("File too large"));
+  EXPECT_TRUE(temporaries().empty());
+}
+
+TEST_F(AppTest, OutputPlacesAreRefusedBeforeTheWork) {
+  const std::string path = write_job(job(test::tiny_dir(), "path: a.y4m"));
+  fs::create_symlink("/dev/null", dir_ / "null.json");
+  const auto refused = [&](const std::string& name) {
+    const Outcome outcome =
+        flotilla({"run", path, "--overwrite", "--metrics", (dir_ / name).string()});
+    EXPECT_THAT(outcome.err, Not(HasSubstr("stage_1")));
+    return outcome.code;
+  };
+  EXPECT_EQ(refused("null.json"), 8);
+  EXPECT_EQ(refused(std::string(251, 'n') + ".json"), 8);
+  EXPECT_EQ(refused("m.png"), 2);
+  test::write_file(dir_ / "a.wav", "mine");
+  const Outcome sound = flotilla({"run", path});
+  EXPECT_EQ(sound.code, 8);
+  EXPECT_THAT(sound.err, HasSubstr("a.wav"));
+  EXPECT_EQ(test::read_file(dir_ / "a.wav"), "mine");
+}
+
+TEST_F(AppTest, MetricsHaveTheSameFieldsWithAndWithoutSound) {
+  const std::string path = write_job(job(test::tiny_dir(), "path: a.y4m, metrics: a.json"));
+  ASSERT_EQ(flotilla({"run", path}).code, 0);
+  const auto with = nlohmann::ordered_json::parse(test::read_file(dir_ / "a.json"));
+  ASSERT_EQ(flotilla({"run", path, "--overwrite", "--set", "output.audio=false"}).code, 0);
+  const auto without = nlohmann::ordered_json::parse(test::read_file(dir_ / "a.json"));
+  std::vector<std::string> names, others;
+  for (const auto& [name, value] : with.at("phases").items()) names.push_back(name);
+  for (const auto& [name, value] : without.at("phases").items()) others.push_back(name);
+  EXPECT_EQ(names, others);
+  EXPECT_TRUE(with.at("phases").at("decode_audio_s").is_number());
+  EXPECT_TRUE(without.at("phases").at("decode_audio_s").is_null());
+  EXPECT_EQ(with.at("prompt_truncated"), false);
 }
 
 TEST_F(AppTest, LongPromptIsCutAloudOrRefused) {
@@ -168,9 +288,11 @@ TEST_F(AppTest, LongPromptIsCutAloudOrRefused) {
   EXPECT_EQ(strict.code, 2);
   EXPECT_THAT(strict.err, HasSubstr("dropped"));
   EXPECT_FALSE(fs::exists(dir_ / "a.y4m"));
-  const Outcome warned = flotilla({"run", path, "--prompt", prompt, "--quiet"});
+  const Outcome warned = flotilla(
+      {"run", path, "--prompt", prompt, "--quiet", "--metrics", (dir_ / "a.json").string()});
   EXPECT_EQ(warned.code, 0);
   EXPECT_THAT(warned.err, AllOf(HasSubstr("WARNING"), HasSubstr("1024 tokens"), HasSubstr("word")));
+  EXPECT_EQ(nlohmann::json::parse(test::read_file(dir_ / "a.json")).at("prompt_truncated"), true);
 }
 
 // Config, models and outputs below a name that a shell would take apart.
@@ -234,6 +356,29 @@ TEST_F(AppTest, SelftestPassesOnOneRank) {
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_THAT(outcome.out, AllOf(HasSubstr("one rank, twice"), HasSubstr("\nPASSED\n")));
   EXPECT_FALSE(fs::exists(dir_ / "a.y4m"));
+}
+
+TEST_F(AppTest, DecodeHarmsNeitherItsInputNorWhatTheRunMayReplace) {
+  const std::string path =
+      write_job(job(test::tiny_dir(), "path: a.y4m, latents: a.h5, overwrite: true"));
+  ASSERT_EQ(flotilla({"run", path}).code, 0);
+  const std::string latents = (dir_ / "a.h5").string();
+  const std::string kept = test::read_file(latents);
+  // The job may overwrite; that does not pass on to a decode.
+  EXPECT_EQ(flotilla({"decode", latents}).code, 8);
+  fs::create_hard_link(latents, dir_ / "hard.y4m");
+  fs::create_symlink("a.h5", dir_ / "soft.y4m");
+  for (const char* name : {"a.h5", "hard.y4m", "soft.y4m"}) {
+    const Outcome outcome =
+        flotilla({"decode", latents, "--overwrite", "--output", (dir_ / name).string()});
+    EXPECT_EQ(outcome.code, 2) << name;
+    EXPECT_THAT(outcome.err, HasSubstr("is the same file as the file that holds the job"));
+  }
+  EXPECT_EQ(test::read_file(latents), kept);
+  EXPECT_EQ(flotilla({"decode", latents, "--overwrite"}).code, 0);
+  EXPECT_EQ(flotilla({"decode", latents, "--latents", "x.h5"}).code, 2);
+  EXPECT_THAT(flotilla({"decode", "--help"}).out, Not(HasSubstr("--latents")));
+  EXPECT_EQ(flotilla({"decode", latents, "--set", "output.save_frames=true"}).code, 2);
 }
 
 TEST_F(AppTest, BenchPipelinePrintsEveryPhase) {
