@@ -41,6 +41,12 @@ void check_gemma_folder(const fs::path& folder) {
 }
 
 std::string read_gemma_file(const fs::path& folder, const std::string& name) {
+  std::error_code code;
+  if (fs::exists(folder / name, code) && !fs::is_regular_file(folder / name, code)) {
+    fail(ErrorKind::input,
+         fmt::format("\"{}\" is not a file{}", (folder / name).string(),
+                     fs::is_directory(folder / name, code) ? " but a folder" : ""));
+  }
   std::ifstream in(folder / name, std::ios::binary);
   if (!in) {
     fail(ErrorKind::input, fmt::format("the text encoder folder \"{}\" has no readable {}; {}",

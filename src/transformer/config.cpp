@@ -42,7 +42,8 @@ std::vector<int64_t> positions_of(const loader::ConfigReader& reader, const std:
 
 int64_t positive_of(const loader::ConfigReader& reader, const std::string& key, int64_t otherwise) {
   const auto value = reader.get<int64_t>(key, otherwise);
-  if (value <= 0 || value > (int64_t{1} << 20)) reader.fail_value(key, "must be a positive size");
+  constexpr int64_t kMost = int64_t{1} << 20;  // far above any real model
+  if (value < 1 || value > kMost) reader.fail_value(key, fmt::format("must be 1 to {}", kMost));
   return value;
 }
 

@@ -55,18 +55,22 @@ const BlockName& find_block(Side side, const std::string& name, const std::strin
                                      name, fmt::join(known, ", ")));
 }
 
-void check_positive(const ConfigReader& reader, const std::string& key, int64_t value) {
-  if (value < 1) reader.fail_value(key, "must be at least 1");
+// Far above any real model, and small enough that nothing is built for minutes from a bad number.
+constexpr int64_t kMaxSize = 1 << 16;
+
+void check_size(const ConfigReader& reader, const std::string& key, int64_t value) {
+  if (value < 1 || value > kMaxSize)
+    reader.fail_value(key, fmt::format("must be 1 to {}", kMaxSize));
 }
 
 void read_block_options(const BlockName& known, const ConfigReader& options, BlockConfig& block) {
   if (block.kind == BlockKind::residual) {
     block.num_layers = options.get<int64_t>("num_layers");
-    check_positive(options, "num_layers", block.num_layers);
+    check_size(options, "num_layers", block.num_layers);
   }
   if (known.reads_multiplier) {
     block.multiplier = options.get<int64_t>("multiplier", known.multiplier);
-    if (options.has("multiplier")) check_positive(options, "multiplier", block.multiplier);
+    if (options.has("multiplier")) check_size(options, "multiplier", block.multiplier);
   }
   if (known.side == Side::decoder) options.require<bool>("inject_noise", {false});
   // The reference looks at "residual" in compress_all only.
@@ -111,7 +115,7 @@ SpatialPadding read_padding(const ConfigReader& reader, const std::string& key) 
 
 int64_t read_size(const ConfigReader& reader, const std::string& key, int64_t otherwise) {
   const int64_t value = reader.get<int64_t>(key, otherwise);
-  if (reader.has(key)) check_positive(reader, key, value);
+  if (reader.has(key)) check_size(reader, key, value);
   return value;
 }
 

@@ -138,5 +138,14 @@ TEST(TokenizerFileTest, LfsPointerAndDamagedModelAreRefused) {
   }
 }
 
+TEST(TokenizerFolderTest, FolderInPlaceOfTheModelIsNamed) {
+  const test::TempDir dir;
+  std::filesystem::create_directories(dir / "tokenizer.model");
+  const std::string message = input_error([&] { Tokenizer{dir.path()}; });
+  EXPECT_TRUE(
+      mentions(message, (dir / "tokenizer.model").string() + "\" is not a file but a folder"))
+      << message;
+}
+
 }  // namespace
 }  // namespace flotilla::text

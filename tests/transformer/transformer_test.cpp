@@ -74,7 +74,8 @@ TEST(TransformerFileTest, UnimplementedConfigurationValuesAreNamed) {
               HasSubstr("\"qk_norm\": \"layer_norm\" is not implemented"));
   EXPECT_THAT(with("rope_type", "spiral"), HasSubstr("\"rope_type\""));
   EXPECT_THAT(with("num_layers", "two"), HasSubstr("\"num_layers\""));
-  EXPECT_THAT(with("num_layers", -1), HasSubstr("must be a positive size"));
+  EXPECT_THAT(with("num_layers", -1), HasSubstr("must be 1 to 1048576"));
+  EXPECT_THAT(with("num_layers", 1048577), HasSubstr("must be 1 to 1048576"));
   EXPECT_THAT(with("audio_num_attention_heads", 4), HasSubstr("must equal num_attention_heads"));
   EXPECT_THAT(with("positional_embedding_max_pos", {20}), HasSubstr("list of 3"));
 }

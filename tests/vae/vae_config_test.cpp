@@ -82,7 +82,10 @@ TEST(VaeConfigTest, RefusesListsThatAreNotBlocks) {
   EXPECT_TRUE(mentions(decoder_error("decoder_blocks", json::array({"res_x"})), "[name, options]"));
   EXPECT_TRUE(mentions(decoder_error("decoder_blocks", json::array({{"res_x", json::object()}})),
                        "num_layers"));
-  EXPECT_TRUE(mentions(decoder_error("decoder_blocks", json::array({{"res_x", 0}})), "at least 1"));
+  EXPECT_TRUE(
+      mentions(decoder_error("decoder_blocks", json::array({{"res_x", 0}})), "must be 1 to 65536"));
+  EXPECT_TRUE(mentions(decoder_error("decoder_blocks", json::array({{"res_x", 1 << 30}})),
+                       "must be 1 to 65536"));
   EXPECT_TRUE(mentions(decoder_error("latent_channels", 0), "latent_channels"));
 }
 
