@@ -32,7 +32,7 @@ Container choose_container(const std::filesystem::path& path, bool ffmpeg_found)
   if (extension == ".y4m") return Container::y4m;
   if (extension == ".mp4") {
     if (ffmpeg_found) return Container::mp4;
-    fail(ErrorKind::config,
+    fail(ErrorKind::machine,
          fmt::format("output \"{}\": .mp4 needs the ffmpeg program with libx264 and aac, which was "
                      "not found; "
                      "install it, or write .y4m (uncompressed, sound in a .wav beside)",

@@ -21,7 +21,8 @@ namespace flotilla::io {
 enum class Container { mp4, y4m };
 
 // The container that the extension of `path` names. Errors (ErrorKind::config): another extension
-// (the message lists what can be written), or .mp4 without an ffmpeg that has libx264 and aac.
+// (the message lists what can be written). ErrorKind::machine: .mp4 without an ffmpeg that has
+// libx264 and aac.
 Container choose_container(const std::filesystem::path& path, bool ffmpeg_found);
 
 // Where the sound of a .y4m goes: the same name with .wav.

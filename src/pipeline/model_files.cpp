@@ -3,6 +3,9 @@
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
+#include <string_view>
+
+#include "audio/audio_format.h"
 #include "audio/vocoder.h"
 #include "base/error.h"
 #include "text/prompt_encoder.h"
@@ -14,10 +17,50 @@
 namespace flotilla::pipeline {
 namespace {
 
+// One end of the way of a latent between two models.
+struct Port {
+  std::string_view name;
+  const CheckpointPtr& file;
+  int64_t channels;
+};
+
+void check_fit(const Port& one, const Port& other) {
+  if (one.channels == other.channels) return;
+  fail(ErrorKind::input,
+       fmt::format("{} of \"{}\" has {} channels, {} of \"{}\" has {}; the files are of different "
+                   "models",
+                   one.name, one.file->path().string(), one.channels, other.name,
+                   other.file->path().string(), other.channels));
+}
+
+void check_video_fit(const ModelFiles& files, const transformer::TransformerConfig& model,
+                     int64_t vae_channels) {
+  const Port latent{"the latent of the video VAE", files.video_vae(), vae_channels};
+  check_fit(latent,
+            {"the video input of the transformer", files.transformer(), model.video.in_channels});
+  check_fit(latent,
+            {"the video output of the transformer", files.transformer(), model.video.out_channels});
+}
+
+// The transformer computes with sound tokens also where the job wants no sound.
+void check_audio_fit(const ModelFiles& files, const transformer::TransformerConfig& model) {
+  const loader::ConfigReader reader(files.audio_vae()->config(),
+                                    files.audio_vae()->path().string() + ": config");
+  const auto format = audio::AudioFormat::from_json(reader.object("audio_vae"));
+  const Port token{"a token (channels x frequency bins) of the audio VAE", files.audio_vae(),
+                   format.token_channels()};
+  check_fit(token,
+            {"the audio input of the transformer", files.transformer(), model.audio.in_channels});
+  check_fit(token,
+            {"the audio output of the transformer", files.transformer(), model.audio.out_channels});
+}
+
 // Both stages of the pipelines are a factor of two apart.
-void check_upsampler_scale(const ModelFiles& files) {
+void check_upsampler(const ModelFiles& files, int64_t vae_channels) {
   const auto upsampler =
       upsampler::LatentUpsampler::from_checkpoint(files.upsampler(), at::kFloat, at::kMeta);
+  check_fit({"the latent of the video VAE", files.video_vae(), vae_channels},
+            {"the upsampler", files.upsampler(), upsampler.config().channels});
   const auto ratio = upsampler.config().ratio;
   if (ratio.up != 2 * ratio.down) {
     fail(ErrorKind::input,
@@ -72,6 +115,9 @@ void audit_models(const ModelFiles& files, const config::Job& job) {
                                              files.stage_2_loras());
   const text::PromptEncoder text(files.transformer(), files.text_encoder(), at::kFloat, at::kMeta);
   const auto decoder = vae::VideoDecoder::from_checkpoint(files.video_vae(), at::kFloat, at::kMeta);
+  const int64_t vae_channels = decoder.config().latent_channels;
+  check_video_fit(files, transformer.config(), vae_channels);
+  check_audio_fit(files, transformer.config());
   if (!job.images.empty())
     vae::VideoEncoder::from_checkpoint(files.video_vae(), at::kFloat, at::kMeta);
   if (job.output.audio) {
@@ -80,7 +126,7 @@ void audit_models(const ModelFiles& files, const config::Job& job) {
     audio::check_fits(audio.config(),
                       audio::Vocoder::from_checkpoint(files.audio_vae(), at::kMeta).config());
   }
-  check_upsampler_scale(files);
+  check_upsampler(files, vae_channels);
 }
 
 }  // namespace flotilla::pipeline

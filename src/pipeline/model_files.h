@@ -55,7 +55,8 @@ class ModelFiles {
   std::vector<loader::LoraWithStrength> stage_2_loras_;
 };
 
-// Errors (ErrorKind::input): whatever the model classes refuse; each message names its file.
+// Errors (ErrorKind::input): whatever the model classes refuse, and models that do not fit each
+// other; each message names its files.
 void audit_models(const ModelFiles& files, const config::Job& job);
 
 }  // namespace flotilla::pipeline

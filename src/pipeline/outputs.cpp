@@ -1,7 +1,9 @@
 #include "pipeline/outputs.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include "base/error.h"
 #include "base/temp_file.h"
 #include "config/job_files.h"
 
@@ -9,8 +11,16 @@ namespace flotilla::pipeline {
 
 void check_outputs(const config::Job& job, bool ffmpeg_found) {
   io::choose_container(job.output.path, ffmpeg_found);
-  for (const auto& file : config::output_files(job))
-    check_output_place(file.path, job.output.overwrite);
+  std::vector<std::string> faults;
+  for (const auto& file : config::output_files(job)) {
+    try {
+      check_output_place(file.path, job.output.overwrite);
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::output) throw;
+      faults.push_back(error.message());
+    }
+  }
+  if (!faults.empty()) fail(ErrorKind::output, fmt::format("{}", fmt::join(faults, "\n")));
 }
 
 ClipWriter::ClipWriter(const config::Job& job, const Plan& plan,

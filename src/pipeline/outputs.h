@@ -17,8 +17,9 @@
 
 namespace flotilla::pipeline {
 
-// Tries every output place and container; makes missing folders. Errors: ErrorKind::output,
-// ErrorKind::config (a container that cannot be written).
+// Tries every output place and container; makes missing folders. Errors: ErrorKind::output
+// for all bad places together, ErrorKind::config (a container that cannot be written),
+// ErrorKind::machine (.mp4 without ffmpeg).
 void check_outputs(const config::Job& job, bool ffmpeg_found);
 
 // The clip's files while they are written: frames go in through a queue, so encoding runs beside

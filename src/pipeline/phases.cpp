@@ -1,10 +1,53 @@
 #include "pipeline/phases.h"
 
+#include <c10/util/Exception.h>
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <new>
+#include <optional>
 
 #include "gpu/device.h"
 
 namespace flotilla::pipeline {
+namespace {
+
+// What the exception of the catch block around it says about memory; nothing for other exceptions.
+std::optional<std::string> memory_complaint() {
+  try {
+    throw;
+  } catch (const c10::OutOfMemoryError& error) {
+    return fmt::format("out of device memory ({})", error.what_without_backtrace());
+  } catch (const c10::Error& error) {
+    // The CPU allocator has no exception type of its own.
+    const std::string text = error.what_without_backtrace();
+    if (text.find("DefaultCPUAllocator") == std::string::npos) return std::nullopt;
+    return fmt::format("out of host memory ({})", text);
+  } catch (const std::bad_alloc&) {
+    return "out of host memory";
+  } catch (...) {
+    return std::nullopt;
+  }
+}
+
+std::string_view memory_advice(std::string_view phase) {
+  if (phase.starts_with("load_") || phase == "fuse_loras")
+    return "use a lower precision (bf16), or a machine with more memory";
+  if (phase == "decode_video")
+    return "use smaller decoder tiles (decoder.tiling), or a smaller clip";
+  return "use a smaller clip (video.width, video.height, video.num_frames), or a lower precision";
+}
+
+}  // namespace
+
+void Phases::rethrow_memory_error(const std::string& phase) const {
+  const auto complaint = memory_complaint();
+  if (!complaint) return;
+  std::string text = fmt::format("{}; {}", *complaint, memory_advice(phase));
+  if (!latents_.empty())
+    text += fmt::format("; the latents are in \"{0}\": flotilla decode \"{0}\"", latents_.string());
+  fail(ErrorKind::memory, std::move(text));
+}
 
 Phases::Scope::Scope(Phases& phases, std::string name)
     : phases_(phases), name_(std::move(name)), start_(Clock::now()) {}

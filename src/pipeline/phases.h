@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <chrono>
+#include <filesystem>
 #include <map>
 #include <optional>
 #include <string>
@@ -18,9 +19,13 @@ class Phases {
   explicit Phases(at::Device device) : device_(device) {}
 
   // Runs `work`, waits for the device and adds the time to `name`; errors get the name as context.
+  // Torch's and the standard library's ways to run out of memory become ErrorKind::memory, with
+  // what helps in this phase.
   template <typename Work>
   auto run(const std::string& name, Work&& work);
   void add(const std::string& name, double seconds);
+  // The latents are in this file now: said when memory runs out later.
+  void note_latents(std::filesystem::path file) { latents_ = std::move(file); }
   void add_step(const std::string& stage, double seconds) { steps_[stage].push_back(seconds); }
 
   // Phases in the order of their first run, seconds.
@@ -57,7 +62,11 @@ class Phases {
     Clock::time_point start_;
   };
 
+  // Called in a catch block: throws an Error when the exception there means a lack of memory.
+  void rethrow_memory_error(const std::string& phase) const;
+
   at::Device device_;
+  std::filesystem::path latents_;
   std::vector<std::pair<std::string, double>> seconds_;
   std::map<std::string, std::vector<double>> steps_;
   int64_t bytes_read_ = 0;
@@ -73,5 +82,12 @@ class Phases {
 template <typename Work>
 auto flotilla::pipeline::Phases::run(const std::string& name, Work&& work) {
   const Scope scope(*this, name);
-  return with_context(name, std::forward<Work>(work));
+  return with_context(name, [&] {
+    try {
+      return std::forward<Work>(work)();
+    } catch (...) {
+      rethrow_memory_error(name);
+      throw;
+    }
+  });
 }

@@ -85,6 +85,17 @@ void warn_about_positions(const config::Video& video, const transformer::Transfo
   check("video.width", static_cast<double>(video.width), max_pos[2], "pixels");
 }
 
+// Torch's CPU generator takes a seed of 64 bits and uses the low half, in the reference too.
+void warn_about_seed(const config::Job& job, Plan& plan) {
+  constexpr uint64_t kUsedBits = 0xFFFF'FFFF;
+  const uint64_t seed = job.seed.value_or(0);
+  if (seed <= kUsedBits || job.noise_device != config::NoiseDevice::cpu) return;
+  plan.warnings.push_back(fmt::format(
+      "seed {} is above {}: the CPU generator uses its low 32 bits alone, so the noise is "
+      "that of seed {}",
+      seed, kUsedBits, seed & kUsedBits));
+}
+
 // Below this many video tokens a rank, exchanging costs more than it saves on any machine.
 constexpr int64_t kFewTokensPerRank = 64;
 
@@ -206,6 +217,7 @@ Plan make_plan(const config::Job& job, const ModelFiles& files, int64_t world_si
                  job.video.num_frames,
                  {job.video.frame_rate.numerator(), job.video.frame_rate.denominator()}};
   const auto model = transformer::TransformerConfig::from_checkpoint(*files.transformer());
+  warn_about_seed(job, plan);
   warn_about_positions(job.video, model, plan);
   if (job.pipeline == config::Pipeline::ti2vid_two_stages) {
     GuidancePlan& guidance = plan.stage_1.guidance;

@@ -82,7 +82,22 @@ io::LatentsFile make_record(const PreparedJob& prepared, const std::string& job_
   return record;
 }
 
+// Of images that the job encodes; a decode alone needs no ffmpeg for them.
+void check_image_ffmpeg(const Session& session) {
+  if (!session.ffmpeg.empty()) return;
+  const auto& images = session.job.images;
+  for (size_t i = 0; i < images.size(); ++i) {
+    if (images[i].crf == 0) continue;
+    fail(
+        ErrorKind::machine,
+        fmt::format("images[{}].crf is {}: the H.264 round trip of \"{}\" needs the ffmpeg program "
+                    "with libx264, which was not found; install it, or set crf: 0",
+                    i, images[i].crf.value_or(0), images[i].path.string()));
+  }
+}
+
 ClipLatents run_pipeline(const Session& session, uint64_t seed, io::LatentsFile* record) {
+  session.ranks.agreed([&] { check_image_ffmpeg(session); });
   switch (session.job.pipeline) {
     case config::Pipeline::distilled:
       return run_distilled(session, seed, record);
@@ -115,7 +130,7 @@ void decode_and_write(const Session& session, const ClipLatents& latents,
 
 uint64_t draw_seed() {
   std::random_device source;
-  return (static_cast<uint64_t>(source()) << 32 | source()) >> 1;
+  return source() & 0xFFFF'FFFF;
 }
 
 PreparedJob prepare_job(const config::LoadedJob& loaded, const Host& host, Outputs outputs,
@@ -129,7 +144,7 @@ PreparedJob prepare_job(const config::LoadedJob& loaded, const Host& host, Outpu
   config::validate_files(job, loaded.origins);
   if (needs_ffmpeg(job, outputs)) {
     const auto found = io::find_ffmpeg({}, host.search_path);
-    if (found) prepared.ffmpeg = found->path;
+    if (found && found->has_h264) prepared.ffmpeg = found->path;
     if (outputs == Outputs::checked) check_outputs(job, found && found->can_write_mp4());
   } else if (outputs == Outputs::checked) {
     check_outputs(job, false);
@@ -163,6 +178,7 @@ Phases run_job(const PreparedJob& prepared, const Host& host, const Ranks& ranks
   if (wants_latents) {
     phases.run("write_latents",
                [&] { io::write_latents(job.output.latents, record, job.output.overwrite); });
+    phases.note_latents(job.output.latents);
   }
   if (ranks.is_driver()) {
     decode_and_write(session, latents, job_yaml, wants_latents ? &record : nullptr);

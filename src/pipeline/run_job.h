@@ -39,7 +39,7 @@ enum class Outputs { checked, ignored };
 PreparedJob prepare_job(const config::LoadedJob& loaded, const Host& host,
                         Outputs outputs = Outputs::checked, int64_t world_size = 1);
 
-// A seed for a job that has none: 63 random bits, so that the value is a legal `seed` again.
+// A seed for a job that has none: 32 random bits, all that the CPU generator uses.
 uint64_t draw_seed();
 
 // Runs it; the driver decodes and writes all outputs. Returns this rank's times. Collective. The

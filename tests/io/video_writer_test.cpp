@@ -80,7 +80,7 @@ TEST(ChooseContainerTest, TakesWhatCanBeWrittenAndListsIt) {
   EXPECT_EQ(choose_container("a.mp4", true), Container::mp4);
   EXPECT_EQ(choose_container("A.MP4", true), Container::mp4);
   EXPECT_EQ(choose_container("a.y4m", false), Container::y4m);
-  EXPECT_TRUE(holds(error_of([] { choose_container("a.mp4", false); }), ErrorKind::config, ".y4m"));
+  EXPECT_TRUE(holds(error_of([] { choose_container("a.mp4", false); }), ErrorKind::machine, ".y4m"));
   for (const char* name : {"a.mkv", "a.webm", "a.avi", "a.mov", "a", "mp4", ".mp4"}) {
     EXPECT_TRUE(
         holds(error_of([&] { choose_container(name, true); }), ErrorKind::config, "use .mp4"))

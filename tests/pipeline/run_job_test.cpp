@@ -2,10 +2,17 @@
 #include "pipeline/run_job.h"
 
 #include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <functional>
+#include <limits>
+#include <map>
+#include <new>
+
+#include "diffusion/noise.h"
 #include "io/latents_file.h"
 #include "io/mp4_info.h"
 #include "loader/sparse_checkpoint.h"
@@ -18,7 +25,9 @@ namespace {
 
 namespace fs = std::filesystem;
 namespace names = io::latents;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 class RunJobTest : public test::JobTest {
  protected:
@@ -186,6 +195,170 @@ TEST_F(RunJobTest, UnfittingFilesAreRefusedByName) {
   EXPECT_EQ(with("ltx23-spatial-upscaler-x2", "vae-small-23").kind(), ErrorKind::input);
   EXPECT_THAT(with("ltx23-dev.safetensors", "vae-small-23.safetensors").what(),
               HasSubstr("vae-small-23.safetensors"));
+}
+
+// The transformer of the tiny model with other channels, consistent in itself, beside its VAEs.
+TEST_F(RunJobTest, ModelsThatDoNotFitEachOtherAreRefusedBeforeAnyWork) {
+  const auto monolith = test::open_tiny("ltx23-dev.safetensors");
+  const auto with = [&](const std::string& key, const std::string& layer, size_t axis) {
+    auto tensors = monolith->tensors();
+    nlohmann::json config = monolith->config();
+    config["transformer"][key] = 64;
+    tensors.at(layer + ".weight").shape[axis] = 64;
+    if (axis == 0) tensors.at(layer + ".bias").shape[0] = 64;
+    loader::write_sparse_checkpoint(dir_ / "narrow.safetensors", tensors,
+                                    {{"config", config.dump()}});
+    std::string text = yaml(outputs());
+    const std::string whole = (test::tiny_dir() / "ltx23-dev.safetensors").string();
+    text.replace(
+        text.find("checkpoint: " + whole), 12 + whole.size(),
+        fmt::format("transformer: narrow.safetensors\n  video_vae: {0}\n  audio_vae: {0}", whole));
+    const Error error = refusal(text);
+    EXPECT_EQ(error.kind(), ErrorKind::input);
+    EXPECT_THAT(error.what(), HasSubstr("narrow.safetensors\" has 64"));
+    EXPECT_THAT(error.what(), HasSubstr("ltx23-dev.safetensors\" has 128 channels"));
+    return std::string(error.what());
+  };
+  const std::string prefix = "model.diffusion_model.";
+  EXPECT_THAT(with("in_channels", prefix + "patchify_proj", 1), HasSubstr("video input"));
+  EXPECT_THAT(with("out_channels", prefix + "proj_out", 0), HasSubstr("video output"));
+  EXPECT_THAT(with("audio_in_channels", prefix + "audio_patchify_proj", 1),
+              HasSubstr("audio input"));
+  EXPECT_THAT(with("audio_out_channels", prefix + "audio_proj_out", 0), HasSubstr("audio output"));
+}
+
+TEST_F(RunJobTest, UpsamplerOfOtherChannelsIsRefusedBeforeAnyWork) {
+  const auto x2 = test::open_tiny("ltx23-spatial-upscaler-x2.safetensors");
+  auto tensors = x2->tensors();
+  nlohmann::json config = x2->config();
+  config["in_channels"] = 64;
+  tensors.at("initial_conv.weight").shape[1] = 64;
+  tensors.at("final_conv.weight").shape[0] = 64;
+  tensors.at("final_conv.bias").shape[0] = 64;
+  loader::write_sparse_checkpoint(dir_ / "up.safetensors", tensors, {{"config", config.dump()}});
+  std::string text = yaml(outputs());
+  const std::string name = (test::tiny_dir() / "ltx23-spatial-upscaler-x2.safetensors").string();
+  text.replace(text.find(name), name.size(), "up.safetensors");
+  const Error error = refusal(text);
+  EXPECT_EQ(error.kind(), ErrorKind::input);
+  EXPECT_THAT(error.what(), HasSubstr("up.safetensors\" has 64"));
+}
+
+TEST_F(RunJobTest, SeedsBeyondTheGeneratorsBitsAreWarnedAbout) {
+  const auto warnings = [&](const std::string& seed) {
+    return pipeline::prepare_job(load(yaml("seed: " + seed + "\n" + outputs())), test::host())
+        .plan.warnings;
+  };
+  EXPECT_TRUE(warnings("0").empty());
+  EXPECT_TRUE(warnings("4294967295").empty());
+  const auto large = warnings("4294967303");
+  ASSERT_EQ(large.size(), 1U);
+  EXPECT_THAT(large[0], HasSubstr("seed 4294967303 is above 4294967295"));
+  EXPECT_THAT(large[0], HasSubstr("that of seed 7"));
+  EXPECT_EQ(warnings("18446744073709551615").size(), 1U);
+  EXPECT_TRUE(test::same_bytes(diffusion::NoiseGenerator(4294967303).draw({64}, at::kFloat),
+                               diffusion::NoiseGenerator(7).draw({64}, at::kFloat)));
+  for (int i = 0; i < 100; ++i) EXPECT_LE(pipeline::draw_seed(), 0xFFFF'FFFFU);
+}
+
+TEST_F(RunJobTest, MissingFfmpegIsAMachineErrorBeforeAnyWeight) {
+  const pipeline::Host bare{"/nonexistent", [](const char*) -> const char* { return nullptr; }};
+  const auto kind_of = [&](const std::string& more) {
+    try {
+      const auto prepared = pipeline::prepare_job(load(yaml(more)), bare);
+      try {
+        pipeline::run_job(prepared, bare);
+      } catch (const Error& error) {
+        EXPECT_EQ(prepared.files->bytes_read(), 0) << more;
+        EXPECT_THAT(error.what(), HasSubstr("ffmpeg")) << more;
+        return error.kind();
+      }
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), HasSubstr("ffmpeg")) << more;
+      return error.kind();
+    }
+    return ErrorKind::internal;
+  };
+  const std::string image = "images: [{path: " + test::tiny_dir().string() + "/image.png";
+  EXPECT_EQ(kind_of("output: {path: clip.mp4}\n"), ErrorKind::machine);
+  EXPECT_EQ(kind_of(image + "}]\n" + outputs()), ErrorKind::machine);
+  EXPECT_EQ(kind_of(image + ", crf: 20}]\n" + outputs()), ErrorKind::machine);
+  EXPECT_EQ(kind_of(image + ", crf: 0}]\n" + outputs()), ErrorKind::internal) << "it runs";
+}
+
+TEST_F(RunJobTest, OutputsThatExistAreToldTogether) {
+  test::write_file(dir_ / "clip.y4m", "a");
+  test::write_file(dir_ / "clip.h5", "b");
+  const Error error = refusal(yaml(outputs()));
+  EXPECT_EQ(error.kind(), ErrorKind::output);
+  EXPECT_THAT(error.what(), HasSubstr("clip.y4m\" exists"));
+  EXPECT_THAT(error.what(), HasSubstr("clip.h5\" exists"));
+}
+
+// A model of zeros paints grey; the tiny model does not.
+TEST_F(RunJobTest, PictureOfOneColourIsWarnedAbout) {
+  const auto tiny = test::open_tiny("ltx23-dev.safetensors");
+  loader::write_sparse_checkpoint(dir_ / "zeros.safetensors", tiny->tensors(),
+                                  {{"config", tiny->config().dump()}});
+  const auto log_of = [](const config::Job& job) {
+    test::PieceRunner runner(job);
+    const at::Tensor latent =
+        at::randn({1, 128, runner.plan.stage_2.grid.size.frames,
+                   runner.plan.stage_2.grid.size.height, runner.plan.stage_2.grid.size.width},
+                  at::detail::createCPUGenerator(1));
+    ::testing::internal::CaptureStderr();
+    runner.decode(latent);
+    return ::testing::internal::GetCapturedStderr();
+  };
+  config::Job job = test::tiny_job();
+  job.video = {.width = 128, .height = 64, .num_frames = 9, .frame_rate = {24}};
+  EXPECT_THAT(log_of(job), Not(HasSubstr("same colour")));
+  job.models.checkpoint = dir_ / "zeros.safetensors";
+  EXPECT_THAT(log_of(job), HasSubstr("every pixel of every frame is the same colour"));
+}
+
+TEST_F(RunJobTest, WeightThatIsNotFiniteIsNamed) {
+  const auto upsampler = test::open_tiny("ltx23-spatial-upscaler-x2.safetensors");
+  std::map<std::string, at::Tensor> tensors;
+  for (const auto& [name, info] : upsampler->tensors())
+    tensors.emplace(name, upsampler->read(name));
+  tensors.at("final_conv.bias")[3] = std::numeric_limits<float>::quiet_NaN();
+  test::write_safetensors(dir_ / "up.safetensors", tensors,
+                          {{"config", upsampler->config().dump()}});
+  std::string text = yaml(outputs());
+  const std::string name = (test::tiny_dir() / "ltx23-spatial-upscaler-x2.safetensors").string();
+  text.replace(text.find(name), name.size(), "up.safetensors");
+  try {
+    run(text);
+    FAIL() << "accepted";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::input);
+    EXPECT_THAT(error.what(), HasSubstr("tensor \"final_conv.bias\" of"));
+    EXPECT_THAT(error.what(), HasSubstr("up.safetensors"));
+  }
+}
+
+TEST(PhasesTest, LackOfMemoryNamesThePhaseAndWhatHelps) {
+  pipeline::Phases phases(at::kCPU);
+  const auto message = [&](const std::string& phase, const std::function<void()>& work) {
+    try {
+      phases.run(phase, work);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::memory);
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  const auto from_torch = [] { at::empty({int64_t{1} << 52}); };
+  const auto from_library = [] { throw std::bad_alloc(); };
+  EXPECT_THAT(message("decode_video", from_torch),
+              AllOf(HasSubstr("decode_video: out of host memory"), HasSubstr("decoder.tiling")));
+  EXPECT_THAT(message("load_transformer", from_library),
+              AllOf(HasSubstr("load_transformer: out of host memory"), HasSubstr("precision")));
+  phases.note_latents("a b.h5");
+  EXPECT_THAT(message("decode_video", from_library), HasSubstr("flotilla decode \"a b.h5\""));
+  EXPECT_THROW(phases.run("text", [] { TORCH_CHECK(false, "another fault"); }), c10::Error);
+  EXPECT_EQ(phases.run("text", [] { return 7; }), 7);
 }
 
 TEST_F(RunJobTest, OutputsAreTriedBeforeTheWork) {
