@@ -106,7 +106,7 @@ TEST_F(RunJobTest, DecodeGivesTheFramesOfTheRun) {
 TEST_F(RunJobTest, SilentJobHasNoSound) {
   run(yaml("seed: 3\n" + outputs(", audio: false")));
   const auto metrics = nlohmann::json::parse(test::read_file(dir_ / "clip.json"));
-  EXPECT_FALSE(metrics.at("phases").contains("decode_audio_s"));
+  EXPECT_TRUE(metrics.at("phases").at("decode_audio_s").is_null());
   EXPECT_FALSE(io::read_latents(dir_ / "clip.h5").has(names::kDecodedAudio));
   EXPECT_FALSE(fs::exists(dir_ / "clip.wav"));
 }
