@@ -1,7 +1,6 @@
 // The commands of the program: one file each, parse, prepare, run, report.
 #pragma once
 
-#include <span>
 #include <string>
 #include <vector>
 
@@ -22,6 +21,5 @@ struct Command {
   const char* summary;
   int (*main)(const Arguments&);
 };
-std::span<const Command> commands();
 
 }  // namespace flotilla::app

@@ -20,11 +20,10 @@ void require_one_rank() {
   if (ranks.world_size <= 1) return;
   // One message, not one a rank.
   if (ranks.rank != 0) std::exit(exit_code(ErrorKind::usage));
-  fail(
-      ErrorKind::usage,
-      fmt::format("started with {} ranks, but this version runs a job on one; use \"flotilla run\" "
-                  "without a launcher, or mpirun -n 1",
-                  ranks.world_size));
+  fail(ErrorKind::usage,
+       fmt::format("started with {} ranks, but this command works on one; start it without a "
+                   "launcher, or with mpirun -n 1",
+                   ranks.world_size));
 }
 
 pipeline::Host host() {

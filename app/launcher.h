@@ -12,8 +12,8 @@ struct LaunchedRanks {
 // From the variables of a launcher's step; those of a batch script alone say nothing about ranks.
 LaunchedRanks launched_ranks();
 
-// Errors (ErrorKind::usage): more than one rank. Without this, every copy would run the whole job
-// over the others' files.
+// Errors (ErrorKind::usage): more than one rank, for commands that work on one. Without this, every
+// copy would write over the others' files.
 void require_one_rank();
 
 // PATH and getenv, for the rooms that must not read the environment themselves.

@@ -114,8 +114,6 @@ int guarded(const Arguments& arguments) {
 
 }  // namespace
 
-std::span<const Command> commands() { return kCommands; }
-
 }  // namespace flotilla::app
 
 int main(int argc, char** argv) {
