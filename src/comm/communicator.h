@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -16,6 +17,15 @@
 #include "comm/wait.h"
 
 namespace flotilla::comm {
+
+// Part of a tensor's memory, in bytes from its start.
+struct ByteRange {
+  int64_t begin = 0;
+  int64_t end = 0;
+
+  int64_t size() const { return end - begin; }
+  bool operator==(const ByteRange&) const = default;
+};
 
 class Communicator {
  public:
@@ -41,6 +51,11 @@ class Communicator {
   virtual at::Tensor all_gather(const at::Tensor& tensor) = 0;
   // Texts may differ in length.
   virtual std::vector<std::string> all_gather(std::string_view text) = 0;
+
+  // In place, without a second copy of the tensor: rank r's bytes ranges[r] reach the same place on
+  // all other ranks; bytes outside of the ranges stay. Contiguous, any dtype; `ranges`, one a rank,
+  // are the same on all ranks, do not overlap, may differ in length and be empty.
+  virtual void all_gather_in_place(at::Tensor& tensor, std::span<const ByteRange> ranges) = 0;
 
   // In place; floating or integer. Summed in the order of the ranks (half precisions in fp32,
   // rounded once), each element by one rank: same bytes on all ranks and in every run.

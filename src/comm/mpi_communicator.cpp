@@ -18,6 +18,8 @@ namespace {
 constexpr int64_t kMaxPieceBytes = int64_t{1} << 30;
 // A reduction needs two more buffers of its piece's size.
 constexpr int64_t kReducePieceBytes = int64_t{64} << 20;
+// Tensors of a GPU pass through a host buffer of this size.
+constexpr int64_t kStagedPieceBytes = int64_t{64} << 20;
 
 // All bytes of a contiguous tensor of the host, [bytes]; shares its memory.
 at::Tensor bytes_of(const at::Tensor& tensor) {
@@ -172,6 +174,17 @@ std::vector<std::string> MpiCommunicator::all_gather(std::string_view text) {
     texts.emplace_back(row + sizeof(row_length), static_cast<size_t>(row_length));
   }
   return texts;
+}
+
+void MpiCommunicator::all_gather_in_place(at::Tensor& tensor, std::span<const ByteRange> ranges) {
+  FLOTILLA_ASSERT(tensor.is_contiguous() && static_cast<int>(ranges.size()) == size_);
+  const at::Tensor bytes = tensor.view({-1}).view(at::kByte);
+  for (int root = 0; root < size_; ++root) {
+    const ByteRange& range = ranges[static_cast<size_t>(root)];
+    in_pieces(bytes.narrow(0, range.begin, range.size()),
+              bytes.is_cpu() ? kMaxPieceBytes : kStagedPieceBytes,
+              [&](at::Tensor piece) { broadcast(piece, root); });
+  }
 }
 
 // Each rank sums one slice of the piece, in the order of the ranks; then the slices are gathered.

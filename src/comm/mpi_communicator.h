@@ -24,6 +24,7 @@ class MpiCommunicator final : public Communicator {
   std::string broadcast(std::string_view text, int root) override;
   at::Tensor all_gather(const at::Tensor& tensor) override;
   std::vector<std::string> all_gather(std::string_view text) override;
+  void all_gather_in_place(at::Tensor& tensor, std::span<const ByteRange> ranges) override;
   void all_reduce_sum(at::Tensor& tensor) override;
   int64_t all_max(int64_t value) override;
   void send(const at::Tensor& tensor, int to, int tag) override;

@@ -77,6 +77,47 @@ TEST(CommunicatorTest, AllGatherOfTextsAllowsDifferentLengths) {
   for (size_t r = 0; r < texts.size(); ++r) EXPECT_EQ(texts[r], std::string(r, 'a'));
 }
 
+// Ranges of different lengths, the driver's empty, with a byte between them that belongs to nobody.
+std::vector<ByteRange> uneven_ranges(int64_t unit) {
+  std::vector<ByteRange> ranges;
+  int64_t at = 3;
+  for (int r = 0; r <= last_rank(); ++r) {
+    ranges.push_back({at, at + r * unit});
+    at = ranges.back().end + 1;
+  }
+  return ranges;
+}
+
+TEST(CommunicatorTest, AllGatherInPlaceTakesRangesOfAnyLength) {
+  for (const int64_t unit : {0, 1, 1000, 333333}) {
+    const auto ranges = uneven_ranges(unit);
+    const int64_t size = ranges.back().end + 5;
+    at::Tensor bytes = at::full({size}, 200 + world().rank(), at::kByte);
+    at::Tensor expected = bytes.clone();
+    const auto mark = [&](const at::Tensor& to, int r) {
+      const ByteRange& range = ranges[static_cast<size_t>(r)];
+      to.narrow(0, range.begin, range.size())
+          .copy_(at::arange(range.size(), at::kLong).add(7 * r).remainder(190));
+    };
+    mark(bytes, world().rank());
+    for (int r = 0; r <= last_rank(); ++r) mark(expected, r);
+    const void* memory = bytes.const_data_ptr();
+    world().all_gather_in_place(bytes, ranges);
+    EXPECT_TRUE(at::equal(bytes, expected)) << unit;
+    EXPECT_EQ(bytes.const_data_ptr(), memory);
+  }
+}
+
+TEST(CommunicatorTest, AllGatherInPlaceCountsInBytesOfAnyType) {
+  at::Tensor rows = at::full({world().world_size(), 5}, -1.0, at::kBFloat16);
+  rows.select(0, world().rank()).fill_(world().rank());
+  std::vector<ByteRange> ranges;
+  for (int r = 0; r <= last_rank(); ++r) ranges.push_back({r * 10, r * 10 + 10});
+  world().all_gather_in_place(rows, ranges);
+  for (int r = 0; r <= last_rank(); ++r)
+    EXPECT_TRUE(at::equal(rows.select(0, r), at::full({5}, r, at::kBFloat16)));
+}
+
 TEST(CommunicatorTest, AllReduceAddsInTheOrderOfTheRanks) {
   at::manual_seed(world().rank());
   for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
