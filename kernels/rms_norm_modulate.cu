@@ -1,6 +1,6 @@
 #include "kernels/rms_norm_modulate.h"
 
-#include <cuda_bf16.h>
+#include "kernels/detail/vector.cuh"
 
 namespace flotilla::kernels {
 namespace {
@@ -8,22 +8,10 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 
-// kWidth elements that are read and written at once.
-template <typename T, int kWidth>
-struct alignas(sizeof(T) * kWidth) Pack {
-  T values[kWidth];
-};
-
-__device__ float to_float(float value) { return value; }
-__device__ float to_float(__nv_bfloat16 value) { return __bfloat162float(value); }
-__device__ void from_float(float value, float& out) { out = value; }
-__device__ void from_float(float value, __nv_bfloat16& out) { out = __float2bfloat16(value); }
-
 // Sum over the block, the same in every thread.
 __device__ float block_sum(float value) {
   __shared__ float smem_partial[kWarps];
-  for (int offset = 16; offset > 0; offset /= 2)
-    value += __shfl_xor_sync(0xFFFFFFFFU, value, offset);
+  value = warp_sum(value);
   if (threadIdx.x % 32 == 0) smem_partial[threadIdx.x / 32] = value;
   __syncthreads();
   float sum = 0.0F;
@@ -66,14 +54,12 @@ __global__ void __launch_bounds__(kThreads) rms_norm_modulate_kernel(RmsNormModu
   }
 }
 
-bool aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
-
 template <typename T>
 cudaError_t launch(const RmsNormModulateArgs& args, cudaStream_t stream) {
   constexpr int kWidth = 16 / sizeof(T);
   const auto blocks = static_cast<unsigned>(args.tokens);
-  const bool wide = args.dim % kWidth == 0 && aligned(args.x) && aligned(args.scale) &&
-                    aligned(args.shift) && aligned(args.out);
+  const bool wide = args.dim % kWidth == 0 && is_aligned(args.x) && is_aligned(args.scale) &&
+                    is_aligned(args.shift) && is_aligned(args.out);
   if (wide) {
     rms_norm_modulate_kernel<T, kWidth><<<blocks, kThreads, 0, stream>>>(args);
   } else {

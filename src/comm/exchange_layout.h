@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "kernels/block_copy.h"
+
 namespace flotilla::comm {
 
 // The tokens of each rank: S = ceil(T / N) a rank, fewer or none on the last ones.
@@ -20,24 +22,7 @@ struct TokenShards {
   int64_t count(int64_t rank) const { return begin(rank + 1) - begin(rank); }
 };
 
-struct BlockPlace {
-  int64_t offset = 0;
-  int64_t batch_stride = 0;
-  int64_t row_stride = 0;
-
-  int64_t at(int64_t batch, int64_t row) const {
-    return offset + batch * batch_stride + row * row_stride;
-  }
-};
-
-// [batches, rows] runs of row_bytes; all numbers are bytes.
-struct BlockCopy {
-  int64_t batches = 0;
-  int64_t rows = 0;
-  int64_t row_bytes = 0;
-  BlockPlace from;
-  BlockPlace to;
-};
+using kernels::BlockCopy;  // all numbers are bytes
 
 // Rank `self`'s tokens [B, S, W] for the heads of `peer`, into that one's [B, T, W/N].
 inline BlockCopy tokens_to_heads(const TokenShards& shards, int64_t batches, int64_t token_bytes,

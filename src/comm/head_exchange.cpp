@@ -12,6 +12,7 @@
 
 #include "base/error.h"
 #include "comm/agreement.h"
+#include "comm/cuda_head_exchange.h"
 #include "comm/exchange_layout.h"
 #include "comm/peer_buffers.h"
 
@@ -65,7 +66,7 @@ class HostHeadExchange final : public HeadExchange {
   std::vector<at::Tensor> exchange(std::span<const at::Tensor> tokens) override;
   at::Tensor exchange_back(const at::Tensor& heads) override;
   at::Tensor all_gather_heads(const at::Tensor& heads) override;
-  const ExchangeStats& stats() const override { return stats_; }
+  ExchangeStats stats() const override { return stats_; }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -136,7 +137,7 @@ void HostHeadExchange::set_token_count(int64_t tokens, int64_t batch) {
 }
 
 void HostHeadExchange::check_input(const at::Tensor& tensor, int64_t rows) const {
-  FLOTILLA_ASSERT(tensor.dim() == 3 && tensor.device().is_cpu());
+  FLOTILLA_ASSERT(tensor.dim() == 3 && (tensor.device().is_cpu() || world_size() == 1));
   FLOTILLA_ASSERT(tensor.size(0) == batch_ && tensor.size(1) == rows);
 }
 
@@ -253,8 +254,8 @@ void HostHeadExchange::clear_padding(int64_t token_bytes, std::byte* slot) const
 }
 
 at::Tensor HostHeadExchange::all_gather_heads(const at::Tensor& heads) {
-  FLOTILLA_ASSERT(heads.dim() == 3 && heads.device().is_cpu());
   if (world_size() == 1) return heads;
+  FLOTILLA_ASSERT(heads.dim() == 3 && heads.device().is_cpu());
   const at::Tensor own = heads.contiguous();
   const int64_t token_bytes = own.size(2) * world_size() * own.element_size();
   const BlockCopy block = heads_to_all(own.size(1), world_size(), own.size(0), token_bytes, rank());
@@ -291,6 +292,10 @@ void check_token_count(int64_t tokens, int64_t max_tokens) {
 
 std::unique_ptr<HeadExchange> make_head_exchange(Communicator& communicator,
                                                  const HeadExchangeOptions& options) {
+#ifdef FLOTILLA_CUDA
+  if (options.device.is_cuda() && communicator.world_size() > 1)
+    return make_cuda_head_exchange(communicator, options.device, options);
+#endif
   agreed(communicator, [&] {
     check_heads(options.heads, communicator.world_size());
     FLOTILLA_ASSERT(options.max_tokens > 0 && options.max_batch > 0 && options.token_bytes > 0);

@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -19,13 +20,22 @@
 namespace flotilla::comm {
 
 struct HeadExchangeOptions {
-  int64_t heads = 0;       // of the video self-attention
-  int64_t max_tokens = 0;  // sp.max_tokens
+  at::Device device = at::kCPU;  // of the tensors; a GPU with its index
+  int64_t heads = 0;             // of the video self-attention
+  int64_t max_tokens = 0;        // sp.max_tokens
   int64_t max_batch = 1;
   int64_t token_bytes = 0;       // of one token in one call: 3 * H * D * element size for q, k, v
   int64_t max_gather_bytes = 0;  // of one result of all_gather_heads
   double timeout_s = 120;        // of one call: sp.exchange_timeout_seconds
   double first_timeout_s = 600;  // of the calls before the second set_token_count(): the first step
+};
+
+// A projection [B, S, H*D] with what lies between it and the dot product of attention.
+struct RawHeads {
+  at::Tensor tokens;
+  at::Tensor norm;  // weight of the RMSNorm over all heads [H*D]; undefined: sent as it is
+  at::Tensor cos;   // split RoPE, [B or 1, H, S, D/2]; undefined: no rotation
+  at::Tensor sin;
 };
 
 // Sums over the calls of one rank.
@@ -53,12 +63,23 @@ class HeadExchange {
   // Tokens to heads: [B, S, W] each, W = H*D, -> [B, T, W/N] each, without padding. Up to three
   // tensors in one call (q, k, v; or k, v), of any dtype; widths may differ.
   virtual std::vector<at::Tensor> exchange(std::span<const at::Tensor> tokens) = 0;
+  // The same of tokens that are normalised and rotated on the way, in one pass over the data.
+  // Nothing where this exchange cannot do that: then the caller does it, and exchanges the result.
+  virtual std::optional<std::vector<at::Tensor>> exchange_raw(
+      [[maybe_unused]] std::span<const RawHeads> tokens, [[maybe_unused]] int64_t heads,
+      [[maybe_unused]] double norm_eps) {
+    return std::nullopt;
+  }
   // Heads to tokens: [B, T, W/N] -> [B, S, W]; rows that are padding come back as zeros.
   virtual at::Tensor exchange_back(const at::Tensor& heads) = 0;
   // Heads of replicated tokens: [B, Ta, W/N] -> [B, Ta, W] on every rank.
   virtual at::Tensor all_gather_heads(const at::Tensor& heads) = 0;
 
-  virtual const ExchangeStats& stats() const = 0;
+  // On a GPU: waits for the calls that were made. Errors: those of the calls.
+  virtual ExchangeStats stats() const = 0;
+
+  // Collective, the regular end.
+  virtual void close() {}
 };
 
 // Errors (ErrorKind::config): "heads (H) must be divisible by world_size (N)", with the rank counts
@@ -67,7 +88,8 @@ void check_heads(int64_t heads, int world_size);
 // Errors (ErrorKind::config): more tokens than max_tokens. For the plan, before any work.
 void check_token_count(int64_t tokens, int64_t max_tokens);
 
-// Collective. Through shared memory, for tensors of the host; nothing is exchanged by one rank.
+// Collective. Through shared memory for tensors of the host, through the peers' device memory for
+// those of a GPU (cuda_head_exchange.h); nothing is exchanged by one rank.
 // `communicator` must outlive the result. Every call of the exchange fails with
 // ErrorKind::communication, naming the ranks, when a peer is gone or does not come in time; the
 // exchange cannot be used again then.

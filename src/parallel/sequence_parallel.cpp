@@ -24,6 +24,11 @@ at::Tensor to_heads(const at::Tensor& tokens, int64_t heads) {  // [B, T, h*D] -
   return tokens.unflatten(-1, {heads, -1}).transpose(1, 2);
 }
 
+// Whether the rotation is one that an exchange may do on the way.
+bool can_fuse(const ops::RopeTable& table) {
+  return table.defined() && table.type == ops::RopeType::split;
+}
+
 // FNV-1a over numbers.
 class Digest {
  public:
@@ -76,6 +81,7 @@ std::unique_ptr<comm::HeadExchange> make_sequence_exchange(
   comm::agreed(communicator, [&] { comm::check_heads(audio.heads, communicator.world_size()); });
   const auto element_bytes = static_cast<int64_t>(at::elementSize(sizes.dtype));
   comm::HeadExchangeOptions options;
+  options.device = sizes.device;
   options.heads = video.heads;
   options.max_tokens = sizes.max_tokens;
   options.max_batch = sizes.max_batch;
@@ -96,11 +102,31 @@ at::Tensor SequenceParallelAttention::mask_of_own_heads(const ops::AttentionCall
   return by_head ? own_heads(call.mask) : call.mask;
 }
 
+std::vector<at::Tensor> SequenceParallelAttention::exchange_qkv(
+    const ops::AttentionCall& call) const {
+  if (can_fuse(call.q_rope) && can_fuse(call.k_rope)) {
+    const std::array raw = {comm::RawHeads{call.q, call.q_norm, call.q_rope.cos, call.q_rope.sin},
+                            comm::RawHeads{call.k, call.k_norm, call.k_rope.cos, call.k_rope.sin},
+                            comm::RawHeads{call.v, {}, {}, {}}};
+    if (auto heads = exchange_.exchange_raw(raw, call.heads, call.norm_eps)) return *heads;
+  }
+  return exchange_.exchange(
+      std::array{to_tokens(ops::query_heads(call)), to_tokens(ops::key_heads(call)), call.v});
+}
+
+std::vector<at::Tensor> SequenceParallelAttention::exchange_kv(
+    const ops::AttentionCall& call) const {
+  if (can_fuse(call.k_rope)) {
+    const std::array raw = {comm::RawHeads{call.k, call.k_norm, call.k_rope.cos, call.k_rope.sin},
+                            comm::RawHeads{call.v, {}, {}, {}}};
+    if (auto heads = exchange_.exchange_raw(raw, call.heads, call.norm_eps)) return *heads;
+  }
+  return exchange_.exchange(std::array{to_tokens(ops::key_heads(call)), call.v});
+}
+
 at::Tensor SequenceParallelAttention::self_attention(const ops::AttentionCall& call) const {
   const int64_t heads = call.heads / exchange_.world_size();
-  const std::array tokens = {to_tokens(ops::query_heads(call)), to_tokens(ops::key_heads(call)),
-                             call.v};             // [B, S, H*D] each
-  const auto whole = exchange_.exchange(tokens);  // [B, T, H*D/N] each
+  const auto whole = exchange_qkv(call);
   const at::Tensor own = ops::dot_product(to_heads(whole[0], heads), to_heads(whole[1], heads),
                                           to_heads(whole[2], heads), mask_of_own_heads(call));
   return ops::finish_heads(call, exchange_.exchange_back(own));  // [B, S, H*D]
@@ -109,8 +135,7 @@ at::Tensor SequenceParallelAttention::self_attention(const ops::AttentionCall& c
 at::Tensor SequenceParallelAttention::video_to_audio(const ops::AttentionCall& call) const {
   FLOTILLA_ASSERT(!call.keep.defined());  // it would mix video values into audio tokens
   const int64_t heads = call.heads / exchange_.world_size();
-  const std::array tokens = {to_tokens(ops::key_heads(call)), call.v};  // [B, S, H*D] each
-  const auto whole = exchange_.exchange(tokens);                        // [B, Tv, H*D/N] each
+  const auto whole = exchange_kv(call);
   const at::Tensor own =
       ops::dot_product(own_heads(ops::query_heads(call)), to_heads(whole[0], heads),
                        to_heads(whole[1], heads), mask_of_own_heads(call));

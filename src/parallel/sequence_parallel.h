@@ -11,6 +11,7 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "comm/communicator.h"
 #include "comm/head_exchange.h"
@@ -24,6 +25,7 @@ struct SequenceSizes {
   int64_t max_batch = 1;     // samples of one pass: those that guidance runs as one batch
   int64_t audio_tokens = 0;  // of a sample
   at::ScalarType dtype = at::ScalarType::Float;  // of the computation
+  at::Device device = at::kCPU;                  // with its index, if it is a GPU
   double timeout_s = 120;                        // sp.exchange_timeout_seconds
 };
 
@@ -51,6 +53,10 @@ class SequenceParallelAttention final : public transformer::VideoTokenAttention 
 
  private:
   at::Tensor mask_of_own_heads(const ops::AttentionCall& call) const;
+  // Queries, keys and values (or the last two) of own tokens -> of own heads, [B, T, H*D/N] each,
+  // normalised and rotated on the way where the exchange can do that.
+  std::vector<at::Tensor> exchange_qkv(const ops::AttentionCall& call) const;
+  std::vector<at::Tensor> exchange_kv(const ops::AttentionCall& call) const;
   // A tensor of [B, H, T, D] with all heads -> this rank's, [B, H/N, T, D].
   at::Tensor own_heads(const at::Tensor& all) const;
 

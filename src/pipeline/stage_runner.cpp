@@ -80,6 +80,7 @@ void StageRunner::make_model(const config::Job& job, const Plan& plan, const Sta
   sizes.max_batch = static_cast<int64_t>(stage.guidance.passes.size());
   sizes.audio_tokens = plan.audio.num_tokens();
   sizes.dtype = plan.dtype;
+  sizes.device = plan.device;
   sizes.timeout_s = *job.sp.exchange_timeout_seconds;
   exchange_ = parallel::make_sequence_exchange(members, model.config(), sizes);
   model_ = std::make_unique<parallel::SequenceParallelVelocityModel>(model, positions, plan.dtype,
@@ -90,7 +91,11 @@ void StageRunner::close(Phases& phases) {
   grouped_.reset();
   own_.reset();
   model_.reset();
-  if (exchange_) phases.add_exchange(exchange_->stats().bytes, exchange_->stats().seconds);
+  if (exchange_) {
+    const comm::ExchangeStats stats = exchange_->stats();
+    phases.add_exchange(stats.bytes, stats.seconds);
+    exchange_->close();
+  }
   exchange_.reset();
   if (group_) group_->close();
   group_.reset();
