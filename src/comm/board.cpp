@@ -5,6 +5,7 @@
 #include <array>
 #include <cstring>
 #include <optional>
+#include <utility>
 
 #include "base/error.h"
 
@@ -53,34 +54,35 @@ SharedMemory share(const MpiComm& comm, int64_t bytes) {
   return memory;
 }
 
-std::vector<Process> gather_processes(const MpiComm& comm, int world_rank) {
-  const Process self = this_process(world_rank);
-  std::vector<Process> all(static_cast<size_t>(comm.size()));
-  check_mpi(MPI_Allgather(&self, sizeof(Process), MPI_BYTE, all.data(), sizeof(Process), MPI_BYTE,
-                          comm.get()),
-            "MPI_Allgather");
+template <typename Value>
+std::vector<Value> gather(const MpiComm& comm, const Value& own) {
+  std::vector<Value> all(static_cast<size_t>(comm.size()));
+  check_mpi(
+      MPI_Allgather(&own, sizeof(Value), MPI_BYTE, all.data(), sizeof(Value), MPI_BYTE, comm.get()),
+      "MPI_Allgather");
   return all;
 }
 
 }  // namespace
 
-Board::Board(const MpiComm& comm, int world_rank)
-    : memory_(share(comm, static_cast<int64_t>(sizeof(Head)) +
-                              comm.size() * static_cast<int64_t>(sizeof(Cell)))),
-      rank_(comm.rank()) {
-  const std::vector<Process> ranks = gather_processes(comm, world_rank);
-  for (const auto& process : ranks) world_ranks_.push_back(process.world_rank);
-  peers_ = PeerWatch(ranks, world_rank);
+std::shared_ptr<JobBoard> make_job_board(const MpiComm& world) {
+  SharedMemory memory = share(world, JobBoard::bytes_for(world.size()));
+  return std::make_shared<JobBoard>(std::move(memory), gather(world, this_process(world.rank())),
+                                    world.rank());
 }
+
+Board::Board(const MpiComm& comm, std::shared_ptr<JobBoard> job)
+    : memory_(share(comm, comm.size() * static_cast<int64_t>(sizeof(Cell)))),
+      job_(std::move(job)),
+      world_ranks_(gather(comm, job_->self())),
+      peers_(job_, world_ranks_),
+      rank_(comm.rank()) {}
 
 // New shared memory is zero, which is the atomics' first value.
-Board::Head& Board::head() const { return *reinterpret_cast<Head*>(memory_.data()); }
-
-Board::Cell& Board::cell(int rank) const {
-  return reinterpret_cast<Cell*>(memory_.data() + sizeof(Head))[rank];
-}
+Board::Cell& Board::cell(int rank) const { return reinterpret_cast<Cell*>(memory_.data())[rank]; }
 
 uint64_t Board::arrive() {
+  job_->note_progress();
   cell(rank_).arrivals.store(++arrivals_, std::memory_order_release);
   return arrivals_;
 }
@@ -99,10 +101,6 @@ bool Board::all_arrived(uint64_t epoch) const {
     if (cell(static_cast<int>(r)).arrivals.load(std::memory_order_acquire) < epoch) return false;
   }
   return true;
-}
-
-bool Board::claim_report() noexcept {
-  return head().reported.exchange(1, std::memory_order_acq_rel) == 0;
 }
 
 }  // namespace flotilla::comm

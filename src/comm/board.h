@@ -1,10 +1,11 @@
-// The notice board of a communicator in shared memory: which process each rank is, and how many
-// collective calls it has entered. Counters only grow, so a rank one call ahead does no harm, and
-// the ranks that are behind can be named. Private to comm/.
+// The notice board of a communicator in shared memory: how many collective calls each of its ranks
+// has entered. Counters only grow, so a rank one call ahead does no harm, and the ranks that are
+// behind can be named. The board of the whole job is another one: job_board.h. Private to comm/.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "comm/mpi_session.h"
@@ -13,12 +14,16 @@
 
 namespace flotilla::comm {
 
+// Collective over the job's ranks. Errors (ErrorKind::machine, on all ranks): no shared memory.
+std::shared_ptr<JobBoard> make_job_board(const MpiComm& world);
+
 class Board {
  public:
   // Collective over `comm`. Errors (ErrorKind::machine, on all ranks): no shared memory.
-  Board(const MpiComm& comm, int world_rank);
+  Board(const MpiComm& comm, std::shared_ptr<JobBoard> job);
 
   const PeerWatch& peers() const { return peers_; }
+  const std::shared_ptr<JobBoard>& job() const { return job_; }
   // World ranks in the order of the communicator's.
   const std::vector<int>& world_ranks() const { return world_ranks_; }
 
@@ -28,23 +33,16 @@ class Board {
   std::vector<int> behind(uint64_t epoch) const;
   bool all_arrived(uint64_t epoch) const;
 
-  // True for the first rank that asks: the one that reports a fault for all.
-  bool claim_report() noexcept;
-
  private:
   struct alignas(64) Cell {
     std::atomic<uint64_t> arrivals;
   };
-  struct alignas(64) Head {
-    std::atomic<uint32_t> reported;
-  };
-  static_assert(std::atomic<uint64_t>::is_always_lock_free &&
-                std::atomic<uint32_t>::is_always_lock_free);
+  static_assert(std::atomic<uint64_t>::is_always_lock_free);
 
-  Head& head() const;
   Cell& cell(int rank) const;
 
   SharedMemory memory_;
+  std::shared_ptr<JobBoard> job_;
   std::vector<int> world_ranks_;
   PeerWatch peers_;
   int rank_;

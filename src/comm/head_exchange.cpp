@@ -166,6 +166,7 @@ void HostHeadExchange::call(std::string_view name, int64_t received_bytes, Put&&
 
 void HostHeadExchange::wait_for_peers(std::string_view name) {
   delivered(rank()).store(epoch_, std::memory_order_release);
+  communicator_.peers().note_progress();
   const double timeout_s = counts_set_ > 1 ? options_.timeout_s : options_.first_timeout_s;
   const std::string what = fmt::format("{} (call {} of the head exchange)", name, epoch_);
   const auto ready = [&] {

@@ -60,12 +60,12 @@ at::ScalarType sum_type(at::ScalarType dtype) {
 
 }  // namespace
 
-MpiCommunicator::MpiCommunicator(MpiComm comm, int own_world_rank, double timeout_s)
+MpiCommunicator::MpiCommunicator(MpiComm comm, std::shared_ptr<JobBoard> job, double timeout_s)
     : comm_(std::move(comm)),
       rank_(comm_.rank()),
       size_(comm_.size()),
       timeout_s_(timeout_s),
-      board_(comm_, own_world_rank) {}
+      board_(comm_, std::move(job)) {}
 
 int MpiCommunicator::world_rank(int rank) const {
   return board_.world_ranks().at(static_cast<size_t>(rank));
@@ -74,8 +74,8 @@ int MpiCommunicator::world_rank(int rank) const {
 void MpiCommunicator::barrier(std::string_view what, double timeout_s) {
   const uint64_t epoch = board_.arrive();
   wait_until(
-      board_.peers(), {what, timeout_s}, [&] { return board_.all_arrived(epoch); },
-      [&] { return board_.behind(epoch); });
+      board_.peers(), {what, timeout_s, Deadline::from_progress},
+      [&] { return board_.all_arrived(epoch); }, [&] { return board_.behind(epoch); });
 }
 
 void MpiCommunicator::wait(MPI_Request request, const WaitLimit& limit,
@@ -97,12 +97,12 @@ void MpiCommunicator::wait(MPI_Request request, const WaitLimit& limit,
 
 void MpiCommunicator::finish(MPI_Request request, std::string_view what,
                              const std::vector<at::Tensor>& buffers) {
-  wait(request, {what, timeout_s_}, {}, board_.arrive(), buffers);
+  wait(request, {what, timeout_s_, Deadline::from_progress}, {}, board_.arrive(), buffers);
 }
 
 void MpiCommunicator::finish_message(MPI_Request request, std::string_view what, int peer,
                                      const at::Tensor& buffer) {
-  wait(request, {what, timeout_s_}, {world_rank(peer)}, 0, {buffer});
+  wait(request, {what, timeout_s_, Deadline::from_progress}, {world_rank(peer)}, 0, {buffer});
 }
 
 void MpiCommunicator::broadcast_bytes(const at::Tensor& bytes, int root) {
@@ -263,8 +263,8 @@ std::unique_ptr<Communicator> MpiCommunicator::split(int group) {
   FLOTILLA_ASSERT(group >= 0);
   // MPI_Comm_split waits without looking at peers or deadlines: let all ranks come to it first.
   barrier("split into groups", timeout_s_);
-  return std::make_unique<MpiCommunicator>(MpiComm::split(comm_.get(), group, rank_),
-                                           world_rank(rank_), timeout_s_);
+  return std::make_unique<MpiCommunicator>(MpiComm::split(comm_.get(), group, rank_), board_.job(),
+                                           timeout_s_);
 }
 
 void MpiCommunicator::close() {

@@ -11,8 +11,9 @@ namespace flotilla::comm {
 
 class MpiCommunicator final : public Communicator {
  public:
-  // Collective over `comm`. `timeout_s` holds for every call but barrier().
-  MpiCommunicator(MpiComm comm, int own_world_rank, double timeout_s);
+  // Collective over `comm`. `timeout_s` holds for every call but barrier(), and counts from the
+  // last time that a peer got on.
+  MpiCommunicator(MpiComm comm, std::shared_ptr<JobBoard> job, double timeout_s);
 
   int rank() const override { return rank_; }
   int world_size() const override { return size_; }
@@ -35,7 +36,6 @@ class MpiCommunicator final : public Communicator {
   void close() override;
 
   const MpiComm& mpi() const { return comm_; }
-  Board& board() { return board_; }
 
  private:
   // Waits for a collective; `buffers` are what MPI still works on if it fails.

@@ -13,6 +13,7 @@
 #include "base/text.h"
 #include "comm/mpi_communicator.h"
 #include "comm/mpi_session.h"
+#include "comm/watchdog.h"
 
 namespace flotilla::comm {
 namespace {
@@ -99,12 +100,20 @@ void check_one_machine(const std::vector<std::string>& hosts, const std::vector<
 // In the order of their making; destroyed in the reverse order.
 struct RankContext::Parts {
   MpiSession session;
+  double timeout_s = 0;
+  std::shared_ptr<JobBoard> job;
+  std::unique_ptr<Watchdog> watchdog;  // none of one rank
   std::unique_ptr<MpiCommunicator> world, text, transformer, decoder;
   std::vector<RankFacts> facts;
 
-  std::unique_ptr<MpiCommunicator> duplicate(double timeout_s) {
-    return std::make_unique<MpiCommunicator>(MpiComm::duplicate(MPI_COMM_WORLD), session.rank(),
-                                             timeout_s);
+  void open_board(double silence_limit_s) {
+    MpiComm comm = MpiComm::duplicate(MPI_COMM_WORLD);
+    job = make_job_board(comm);
+    comm.free();
+    if (session.world_size() > 1) watchdog = std::make_unique<Watchdog>(job, silence_limit_s);
+  }
+  std::unique_ptr<MpiCommunicator> duplicate() const {
+    return std::make_unique<MpiCommunicator>(MpiComm::duplicate(MPI_COMM_WORLD), job, timeout_s);
   }
 };
 
@@ -118,10 +127,12 @@ RankContext::RankContext(const RankOptions& options) : parts_(std::make_unique<P
   }
   if (rank() == 0 && remove_stale_shared_memory() > 0)
     log::info("comm", "removed shared memory that an ended run had left");
-  parts_->world = parts_->duplicate(options.timeout_s);
-  parts_->text = parts_->duplicate(options.timeout_s);
-  parts_->transformer = parts_->duplicate(options.timeout_s);
-  parts_->decoder = parts_->duplicate(options.timeout_s);
+  parts_->timeout_s = options.timeout_s;
+  parts_->open_board(options.silence_limit_s);
+  parts_->world = parts_->duplicate();
+  parts_->text = parts_->duplicate();
+  parts_->transformer = parts_->duplicate();
+  parts_->decoder = parts_->duplicate();
   parts_->facts = gather_facts(*parts_->world);
 }
 
@@ -136,14 +147,23 @@ Communicator& RankContext::transformer() { return *parts_->transformer; }
 Communicator& RankContext::decoder() { return *parts_->decoder; }
 
 void RankContext::close() {
+  // Ranks that are through wait here for those that work on, with the watchdog awake.
+  parts_->world->barrier("the end of the job", parts_->timeout_s);
+  parts_->job->leave();
+  parts_->watchdog.reset();
   for (auto* communicator : {&parts_->decoder, &parts_->transformer, &parts_->text, &parts_->world})
     (*communicator)->close();
   parts_->session.finalize();
 }
 
-bool RankContext::claim_report() noexcept { return parts_->world->board().claim_report(); }
+void RankContext::note_phase(std::string_view phase) noexcept { parts_->job->note_phase(phase); }
+void RankContext::note_progress() noexcept { parts_->job->note_progress(); }
 
-void RankContext::abort(int exit_code) noexcept { parts_->session.abort(exit_code); }
+bool RankContext::claim_report(int exit_code) noexcept {
+  return parts_->job->claim_report(exit_code);
+}
+
+void RankContext::abort() noexcept { parts_->session.abort(parts_->job->verdict()); }
 
 int run_on_ranks(const RankOptions& options, const std::function<int(RankContext&)>& body) {
   RankContext ranks(options);
@@ -160,8 +180,9 @@ int run_on_ranks(const RankOptions& options, const std::function<int(RankContext
       throw;
     }
     const Error error = current_error();
-    if (ranks.claim_report()) log::error(to_string(error.kind()), "{}", error.what());
-    ranks.abort(exit_code(error.kind()));
+    if (ranks.claim_report(exit_code(error.kind())))
+      log::error(to_string(error.kind()), "{}", error.what());
+    ranks.abort();
   }
 }
 

@@ -15,9 +15,11 @@ namespace flotilla::comm {
 
 struct RankOptions {
   Environment environment;
-  // For collective calls, which also wait for a peer's slow disk; a peer that is gone is seen at
-  // once.
+  // For collective calls, which also wait for a peer's slow disk: counted from the last time that a
+  // peer got on. A peer that is gone is seen at once.
   double timeout_s = 1800;
+  // A rank whose process gives no sign of life for this long (it is stopped) ends the job.
+  double silence_limit_s = 20;
 };
 
 struct RankFacts {
@@ -49,10 +51,16 @@ class RankContext {
 
   // Collective, the regular end: groups made by split() are closed before, MPI_Finalize is last.
   void close();
+  // What this rank does now, "stage_1, step 2 of 8": the others name it should this rank die or
+  // hang. Local and cheap.
+  void note_phase(std::string_view phase) noexcept;
+  // This rank got on in a long phase: the others' patience with it begins anew. As above.
+  void note_progress() noexcept;
+
   // True for the first rank that asks; a fault that several ranks see is reported once.
-  bool claim_report() noexcept;
-  // Ends all ranks.
-  [[noreturn]] void abort(int exit_code) noexcept;
+  bool claim_report(int exit_code) noexcept;
+  // Ends all ranks, with the code of the rank that reports.
+  [[noreturn]] void abort() noexcept;
 
  private:
   struct Parts;

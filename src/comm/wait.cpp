@@ -1,15 +1,13 @@
 #include "comm/wait.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <fstream>
 #include <iterator>
-#include <sstream>
 #include <thread>
+#include <utility>
 
 #include "base/error.h"
 
@@ -24,25 +22,8 @@ constexpr int64_t kSpins = 4000;
 constexpr int64_t kYields = 2000;
 constexpr auto kSleep = 50us;
 constexpr auto kLookEvery = 20ms;
-
-struct ProcessState {
-  char state = 'X';  // as /proc says: R, S, D, Z (zombie), X (dead), ...
-  int64_t start_ticks = -1;
-};
-
-ProcessState state_of(pid_t pid) {
-  std::ifstream in(fmt::format("/proc/{}/stat", pid));
-  const std::string text((std::istreambuf_iterator<char>(in)), {});
-  const size_t name_end = text.rfind(')');  // the name in brackets may hold blanks and brackets
-  if (name_end == std::string::npos) return {};
-  std::istringstream fields(text.substr(name_end + 1));
-  ProcessState found;
-  fields >> found.state;  // field 3
-  std::string skipped;
-  for (int i = 4; i < 22; ++i) fields >> skipped;
-  fields >> found.start_ticks;  // field 22
-  return found;
-}
+// A longer time between two looks is one of suspension.
+constexpr auto kLongestGap = 1s;
 
 // A single core is taken for the binding of a launcher, which gave each rank one of its own.
 int64_t usable_cores() {
@@ -60,35 +41,29 @@ void relax() {
 
 }  // namespace
 
-Process this_process(int world_rank) {
-  const pid_t pid = getpid();
-  return {world_rank, pid, state_of(pid).start_ticks};
+PeerWatch::PeerWatch(std::shared_ptr<JobBoard> job, const std::vector<int>& world_ranks)
+    : job_(std::move(job)) {
+  crowded_ = static_cast<int64_t>(world_ranks.size()) > usable_cores();
+  std::copy_if(world_ranks.begin(), world_ranks.end(), std::back_inserter(peers_),
+               [&](int rank) { return rank != self(); });
+  std::copy_if(peers_.begin(), peers_.end(), std::back_inserter(seen_),
+               [&](int rank) { return is_alive(job_->process(rank)); });
 }
 
-bool is_alive(const Process& process) {
-  const ProcessState now = state_of(process.pid);
-  return now.start_ticks == process.start_ticks && now.state != 'Z' && now.state != 'X';
-}
-
-PeerWatch::PeerWatch(std::vector<Process> ranks, int self_world_rank) : self_(self_world_rank) {
-  crowded_ = static_cast<int64_t>(ranks.size()) > usable_cores();
-  std::copy_if(ranks.begin(), ranks.end(), std::back_inserter(peers_),
-               [&](const Process& peer) { return peer.world_rank != self_ && is_alive(peer); });
-}
-
-std::vector<Process> PeerWatch::dead() const {
-  std::vector<Process> dead;
-  std::copy_if(peers_.begin(), peers_.end(), std::back_inserter(dead),
-               [](const Process& peer) { return !is_alive(peer); });
+std::vector<int> PeerWatch::dead() const {
+  std::vector<int> dead;
+  std::copy_if(seen_.begin(), seen_.end(), std::back_inserter(dead),
+               [&](int rank) { return !is_alive(job_->process(rank)); });
   return dead;
 }
 
-std::string ranks_text(const std::vector<int>& ranks) {
-  return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
+uint64_t PeerWatch::progress() const noexcept {
+  uint64_t sum = 0;
+  for (const int rank : peers_) sum += job_->progress(rank);
+  return sum;
 }
 
-Pause::Pause(bool crowded)
-    : spins_(crowded ? 0 : kSpins), start_(Clock::now()), last_look_(start_) {}
+Pause::Pause(bool crowded) : spins_(crowded ? 0 : kSpins), last_look_(Clock::now()) {}
 
 void Pause::next() {
   ++turns_;
@@ -103,34 +78,28 @@ void Pause::next() {
 bool Pause::look_due() {
   if (turns_ <= spins_) return false;
   const auto now = Clock::now();
-  if (now - last_look_ < kLookEvery) return false;
+  const auto passed = now - last_look_;
+  if (passed < kLookEvery) return false;
+  waited_s_ +=
+      std::chrono::duration<double>(std::min<Clock::duration>(passed, kLongestGap)).count();
   last_look_ = now;
   return true;
 }
 
-double Pause::elapsed_s() const {
-  return std::chrono::duration<double>(Clock::now() - start_).count();
-}
-
-void fail_dead(const PeerWatch& peers, const WaitLimit& limit, const std::vector<Process>& dead) {
-  std::vector<int> ranks;
-  std::vector<pid_t> pids;
-  for (const auto& process : dead) {
-    ranks.push_back(process.world_rank);
-    pids.push_back(process.pid);
-  }
+void fail_dead(const PeerWatch& peers, const WaitLimit& limit, const std::vector<int>& dead) {
   fail(ErrorKind::communication,
-       fmt::format("{} ended (process {}) while rank {} waited in {}", ranks_text(ranks),
-                   fmt::join(pids, ", "), peers.self(), limit.what));
+       fmt::format("{} (seen by rank {} in {})", gone_text(peers.job(), dead), peers.self(),
+                   limit.what));
 }
 
 void fail_late(const PeerWatch& peers, const WaitLimit& limit, const std::vector<int>& missing,
-               double elapsed_s) {
+               double waited_s) {
   const std::string who = missing.empty() ? "the ranks came, but the data did not"
                                           : ranks_text(missing) + " did not come";
-  fail(ErrorKind::communication,
-       fmt::format("{}: {} within {:.3g} s (seen by rank {}, after {:.3g} s)", limit.what, who,
-                   limit.timeout_s, peers.self(), elapsed_s));
+  fail(
+      ErrorKind::communication,
+      fmt::format("{}: {} within {:.3g} s{} (seen by rank {}, after {:.3g} s)", limit.what, who,
+                  limit.timeout_s, last_phases_text(peers.job(), missing), peers.self(), waited_s));
 }
 
 }  // namespace flotilla::comm

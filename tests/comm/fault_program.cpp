@@ -3,9 +3,11 @@
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
+#include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/log.h"
@@ -47,9 +49,18 @@ void collective_rounds(RankContext& ranks, const std::string& fault) {
   }
 }
 
+// All but rank 1 compute for minutes without a look at the others.
+void busy_rounds(RankContext& ranks, const std::string& fault) {
+  ranks.world().barrier("start", 60);
+  if (ranks.rank() == 1) go_wrong(fault);
+  std::this_thread::sleep_for(std::chrono::minutes(2));
+}
+
 int run_phase(RankContext& ranks, const std::string& fault, const std::string& phase) {
   log::configure({.rank = ranks.rank(), .world_size = ranks.world_size()});
+  ranks.note_phase(phase + ", round 20");
   with_context(phase, [&] {
+    if (phase == "busy") return busy_rounds(ranks, fault);
     if (phase == "exchange") return exchange_rounds(ranks, fault);
     if (phase == "collective") return collective_rounds(ranks, fault);
     agreed(ranks.world(), [&] {  // "agreement"
@@ -62,7 +73,7 @@ int run_phase(RankContext& ranks, const std::string& fault, const std::string& p
 int guarded(const std::string& fault, const std::string& phase) {
   const auto environment = [](const char* name) -> const char* { return std::getenv(name); };
   try {
-    return run_on_ranks({environment, /*timeout_s=*/3},
+    return run_on_ranks({environment, /*timeout_s=*/3, /*silence_limit_s=*/4},
                         [&](RankContext& ranks) { return run_phase(ranks, fault, phase); });
   } catch (const AgreedError& error) {
     if (error.speaks()) log::error("test", "{}", error.what());

@@ -63,14 +63,16 @@ class FaultTest : public testing::Test {
 
 TEST_F(FaultTest, ARankThatDiesIsNamedWithItsPhase) {
   for (const std::string fault : {"kill", "crash", "exit"}) {
-    for (const std::string phase : {"exchange", "collective"}) {
+    for (const std::string phase : {"exchange", "collective", "busy"}) {
       const Outcome outcome = run_ranks(4, fault, phase);
       SCOPED_TRACE(fault + " in " + phase + ", " + std::to_string(outcome.seconds) + " s\n" +
                    outcome.output);
       EXPECT_NE(outcome.code, 0);
       EXPECT_LT(outcome.seconds, 20);
       EXPECT_EQ(outcome.errors, 1);
-      EXPECT_THAT(outcome.output, HasSubstr(phase + ": rank 1 ended"));
+      EXPECT_THAT(outcome.output,
+                  AllOf(HasSubstr("rank 1 ended (process "),
+                        HasSubstr("its last phase was \"" + phase + ", round 20\"")));
     }
   }
 }
@@ -82,8 +84,20 @@ TEST_F(FaultTest, ARankThatHangsIsNamedAtTheDeadline) {
     EXPECT_EQ(outcome.code, 6);
     EXPECT_LT(outcome.seconds, 20);
     EXPECT_EQ(outcome.errors, 1);
-    EXPECT_THAT(outcome.output, HasSubstr("rank 1 did not come within 3 s"));
+    EXPECT_THAT(outcome.output,
+                HasSubstr("rank 1 did not come within 3 s; its last phase was \"" + phase));
   }
+}
+
+TEST_F(FaultTest, AStoppedRankIsNamedWhileTheOthersCompute) {
+  const Outcome outcome = run_ranks(4, "stop", "busy");
+  SCOPED_TRACE(std::to_string(outcome.seconds) + " s\n" + outcome.output);
+  EXPECT_EQ(outcome.code, 6);
+  EXPECT_LT(outcome.seconds, 20);
+  EXPECT_EQ(outcome.errors, 1);
+  EXPECT_THAT(outcome.output,
+              AllOf(HasSubstr("rank 1 has given no sign of life for 4 s"), HasSubstr("SIGSTOP"),
+                    HasSubstr("its last phase was \"busy, round 20\"")));
 }
 
 TEST_F(FaultTest, ARankThatThrowsEndsAllWithTheCodeOfItsError) {

@@ -1,0 +1,52 @@
+#include "comm/process.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <fstream>
+#include <iterator>
+#include <sstream>
+#include <string>
+
+namespace flotilla::comm {
+namespace {
+
+struct Stat {
+  char state = 'X';  // as /proc says: R, S, D, T (stopped), t (by a debugger), Z (zombie), X (dead)
+  int64_t start_ticks = -1;
+};
+
+Stat stat_of(pid_t pid) {
+  std::ifstream in(fmt::format("/proc/{}/stat", pid));
+  const std::string text((std::istreambuf_iterator<char>(in)), {});
+  const size_t name_end = text.rfind(')');  // the name in brackets may hold blanks and brackets
+  if (name_end == std::string::npos) return {};
+  std::istringstream fields(text.substr(name_end + 1));
+  Stat found;
+  fields >> found.state;  // field 3
+  std::string skipped;
+  for (int i = 4; i < 22; ++i) fields >> skipped;
+  fields >> found.start_ticks;  // field 22
+  return found;
+}
+
+}  // namespace
+
+Process this_process(int world_rank) {
+  const pid_t pid = getpid();
+  return {world_rank, pid, stat_of(pid).start_ticks};
+}
+
+ProcessState look_at(const Process& process) {
+  const Stat now = stat_of(process.pid);
+  if (now.start_ticks < 0) {  // no such process, or this one has run out of files
+    return ::kill(process.pid, 0) != 0 && errno == ESRCH ? ProcessState::gone : ProcessState::works;
+  }
+  if (now.start_ticks != process.start_ticks || now.state == 'Z' || now.state == 'X')
+    return ProcessState::gone;
+  return now.state == 'T' || now.state == 't' ? ProcessState::stopped : ProcessState::works;
+}
+
+}  // namespace flotilla::comm
