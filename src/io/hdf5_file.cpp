@@ -241,6 +241,12 @@ at::Tensor H5File::read(const std::string& name) const {
   return tensor;
 }
 
+fs::path previous_file(const fs::path& path) {
+  fs::path previous = follow_links(path);
+  previous.replace_filename(previous.stem().string() + "_prev" + previous.extension().string());
+  return previous;
+}
+
 H5PendingFile::H5PendingFile(const fs::path& path, bool overwrite)
     : pending_(path, overwrite), file_(H5File::create(pending_.temporary(), path)) {}
 
@@ -256,9 +262,7 @@ void H5PendingFile::commit(bool keep_previous) {
   std::error_code code;
   const fs::path& final_path = pending_.final_path();
   if (keep_previous && fs::exists(final_path, code)) {
-    fs::path previous = final_path;
-    previous.replace_filename(final_path.stem().string() + "_prev" +
-                              final_path.extension().string());
+    const fs::path previous = previous_file(final_path);
     // A second name for the old file; the new one then takes over the first name in one move.
     fs::remove(previous, code);
     fs::create_hard_link(final_path, previous, code);

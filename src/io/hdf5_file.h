@@ -68,13 +68,16 @@ class H5File {
   std::vector<std::string> datasets_;
 };
 
+// Where commit(keep_previous) keeps the file that was at `path`: "<stem>_prev<extension>".
+std::filesystem::path previous_file(const std::filesystem::path& path);
+
 // A file that appears whole: written beside its final name, read back (which checks every
 // checksum), synced and renamed.
 class H5PendingFile {
  public:
   H5PendingFile(const std::filesystem::path& path, bool overwrite);
   H5File& file() { return file_; }
-  // `keep_previous`: the file that was there stays as "<stem>_prev<extension>".
+  // `keep_previous`: the file that was there stays as previous_file().
   void commit(bool keep_previous = false);
 
  private:

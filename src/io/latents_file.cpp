@@ -27,6 +27,8 @@ const std::vector<DatasetRule>& schema() {
   static const std::vector<DatasetRule> rules{
       {latents::kVideoContext, tokens},
       {latents::kAudioContext, tokens},
+      {latents::kNegativeVideoContext, tokens},
+      {latents::kNegativeAudioContext, tokens},
       {latents::kInitialVideo, tokens},
       {latents::kInitialAudio, tokens},
       {latents::kStage1Video, video},

@@ -20,6 +20,9 @@ inline constexpr int64_t kLatentsFormatVersion = 1;
 namespace latents {
 inline constexpr const char* kVideoContext = "text/video_context";  // [batch, tokens, channels]
 inline constexpr const char* kAudioContext = "text/audio_context";  // [batch, tokens, channels]
+// Of the negative prompt, where guidance reads one; the same axes.
+inline constexpr const char* kNegativeVideoContext = "text/negative_video_context";
+inline constexpr const char* kNegativeAudioContext = "text/negative_audio_context";
 inline constexpr const char* kInitialVideo =
     "stage_1/initial_video";  // [batch, tokens, channels], noised
 inline constexpr const char* kInitialAudio =
@@ -31,7 +34,8 @@ inline constexpr const char* kStage2Video = "stage_2/video_latent";     // [B, C
 inline constexpr const char* kStage2Audio = "stage_2/audio_latent";     // [B, C, T, mel]
 inline constexpr const char* kDecodedVideo = "decoded/video";           // uint8 [F, H, W, 3]
 inline constexpr const char* kDecodedAudio = "decoded/audio";           // [channels, samples]
-inline constexpr const char* kResumeGroup = "resume/";  // any tensors of a checkpoint
+inline constexpr const char* kResumeGroup = "resume/";               // any tensors of a checkpoint
+inline constexpr const char* kResumeGenerator = "resume/generator";  // every checkpoint has it
 }  // namespace latents
 
 struct LatentsFile {

@@ -49,6 +49,23 @@ TEST(WriterTest, LeavesOutKeysOfOtherPipelines) {
   EXPECT_TRUE(contains(to_yaml(test::job_of(kTwoStageJob)), "    video:\n      cfg: 3\n"));
 }
 
+TEST(WriterTest, NamesEveryValueWithDots) {
+  const auto jobs = sample_jobs();
+  const auto values = dotted_values(jobs[4]);
+  const auto value = [&](const std::string& key) {
+    for (const auto& [name, text] : values) {
+      if (name == key) return text;
+    }
+    return std::string("missing");
+  };
+  EXPECT_EQ(value("stage_1.guidance.video.stg_blocks"), "[3, 1]");
+  EXPECT_EQ(value("decoder.tiling.temporal.size"), "64");
+  EXPECT_EQ(value("seed"), "");
+  EXPECT_EQ(dotted_values(jobs[5])[8].first, "models.loras[1].path");
+  for (const auto& [name, text] : dotted_values(test::job_of(kGoodJob)))
+    EXPECT_FALSE(name.starts_with("stage_1.guidance")) << name;
+}
+
 TEST(WriterTest, TellsJobsApart) {
   const auto jobs = sample_jobs();
   for (size_t i = 0; i < jobs.size(); ++i) {

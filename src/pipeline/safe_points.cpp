@@ -1,0 +1,69 @@
+#include "pipeline/safe_points.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <chrono>
+#include <utility>
+
+#include "base/error.h"
+#include "base/log.h"
+
+namespace flotilla::pipeline {
+
+SafePoints::SafePoints(const Ranks& ranks, const RunState& state, StopWatch& stop,
+                       SafePointSettings settings)
+    : ranks_(ranks),
+      state_(state),
+      stop_(stop),
+      settings_(std::move(settings)),
+      is_written_(settings_.resumed),
+      num_written_(settings_.resumed ? state.results.size() : 0) {}
+
+diffusion::SafePoint SafePoints::after_step(int64_t steps) {
+  const int64_t step = state_.loop->step;
+  if (step == steps) return diffusion::SafePoint::go_on;  // the border comes next, with the results
+  const auto reason = stop_.agreed_reason(ranks_);
+  const int64_t every = settings_.checkpoint.every_steps;
+  if (reason || (every > 0 && step % every == 0)) write();
+  if (!reason) return diffusion::SafePoint::go_on;
+  reason_ = *reason;
+  return diffusion::SafePoint::stop;
+}
+
+void SafePoints::between() {
+  const auto reason = stop_.agreed_reason(ranks_);
+  if (state_.results.size() > num_written_ || (reason && !is_written_)) write();
+  if (!reason) return;
+  reason_ = *reason;
+  end_run();
+}
+
+void SafePoints::end_run() const {
+  const std::string path = settings_.checkpoint.path.string();
+  const std::string text =
+      fmt::format("by {} {}; the state is in \"{}\"; go on with: flotilla run --resume '{}'",
+                  reason_, place_of(state_), path, path);
+  if (ranks_.context == nullptr) fail(ErrorKind::stopped, text);
+  throw comm::AgreedError(ErrorKind::stopped, text, ranks_.is_driver());
+}
+
+void SafePoints::write() {
+  ranks_.agreed([&] {
+    if (!ranks_.is_driver()) return;
+    const auto start = std::chrono::steady_clock::now();
+    io::LatentsFile file = settings_.header;
+    put_state(file, state_);
+    with_context("checkpoint", [&] {
+      io::write_latents(settings_.checkpoint.path, file, /*overwrite=*/true,
+                        settings_.keep_previous);
+    });
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+    log::debug("checkpoint", "written {} in {:.3f} s", place_of(state_), seconds.count());
+  });
+  settings_.keep_previous = true;
+  is_written_ = true;
+  num_written_ = state_.results.size();
+}
+
+}  // namespace flotilla::pipeline

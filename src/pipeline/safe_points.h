@@ -1,0 +1,54 @@
+// The places of a run where it may stop: after each denoise step, between phases, between batches
+// of decoded frames. There all ranks agree whether to go on, and the driver writes the checkpoint
+// that is due.
+#pragma once
+
+#include <string>
+
+#include "config/job.h"
+#include "diffusion/denoise_loop.h"
+#include "io/latents_file.h"
+#include "pipeline/ranks.h"
+#include "pipeline/run_state.h"
+#include "pipeline/stop.h"
+
+namespace flotilla::pipeline {
+
+struct SafePointSettings {
+  config::Checkpoint checkpoint;  // with a path
+  io::LatentsFile header;         // the attributes of the file
+  bool resumed = false;           // the state comes from a file and has nothing new yet
+  // False when the file at checkpoint.path is damaged and the one before it was used: the good one
+  // stays.
+  bool keep_previous = true;
+};
+
+// Every call is collective. Errors, agreed on all ranks: ErrorKind::output (the checkpoint cannot
+// be written; the one before it is whole), ErrorKind::stopped, ErrorKind::communication.
+class SafePoints {
+ public:
+  // All must outlive this object; `state` is the run's, and the same on all ranks.
+  SafePoints(const Ranks& ranks, const RunState& state, StopWatch& stop,
+             SafePointSettings settings);
+
+  // After a step that is in state.loop. Writes where one is due. After `stop` the caller ends what
+  // it has open and then calls end_run().
+  diffusion::SafePoint after_step(int64_t steps);
+  // Outside of denoise stages: writes when there are new results, and ends the run when asked to.
+  void between();
+  // Throws the error of an agreed stop, on all ranks; the checkpoint is written by then.
+  [[noreturn]] void end_run() const;
+
+ private:
+  void write();
+
+  const Ranks& ranks_;
+  const RunState& state_;
+  StopWatch& stop_;
+  SafePointSettings settings_;
+  bool is_written_;         // a file with a state of this job is there
+  size_t num_written_ = 0;  // results in it
+  std::string reason_;      // of an agreed stop
+};
+
+}  // namespace flotilla::pipeline
