@@ -6,7 +6,6 @@
 
 #include "base/error.h"
 #include "base/text.h"
-#include "vae/frame_blender.h"
 
 namespace flotilla::vae {
 namespace {
@@ -92,16 +91,31 @@ at::Tensor VideoDecoder::decode(const at::Tensor& latent) const {
 void VideoDecoder::decode_frames(const at::Tensor& latent, const TilePlan& plan,
                                  const FrameBatchCallback& on_frames,
                                  const TileCallback& on_tile) const {
-  check_latent(latent);
-  FLOTILLA_ASSERT(latent.size(0) == 1 && plan.fits(latent));
-  const auto emit = [&](at::Tensor pixels) { on_frames(to_unit_range(std::move(pixels))); };
-  FrameBlender blender(plan, emit);
-  for (int64_t i = 0; i < plan.num_tiles(); ++i) {
-    const at::Tensor pixels = decode(plan.tile_of(latent, i));
-    check_finite(pixels, i, plan);
-    blender.add(pixels[0].permute({1, 2, 3, 0}));  // [F, H, W, 3]
-    if (on_tile) on_tile(i + 1, plan.num_tiles());
+  FrameStream stream(*this, latent, plan, on_tile);
+  for (at::Tensor frames = stream.next(); frames.defined(); frames = stream.next())
+    on_frames(frames);
+}
+
+FrameStream::FrameStream(const VideoDecoder& decoder, at::Tensor latent, const TilePlan& plan,
+                         TileCallback on_tile)
+    : decoder_(decoder),
+      latent_(std::move(latent)),
+      plan_(plan),
+      on_tile_(std::move(on_tile)),
+      blender_(plan, [this](at::Tensor pixels) { ready_ = to_unit_range(std::move(pixels)); }) {
+  decoder_.check_latent(latent_);
+  FLOTILLA_ASSERT(latent_.size(0) == 1 && plan_.fits(latent_));
+}
+
+at::Tensor FrameStream::next() {
+  while (!ready_.defined() && next_tile_ < plan_.num_tiles()) {
+    const at::Tensor pixels = decoder_.decode(plan_.tile_of(latent_, next_tile_));
+    check_finite(pixels, next_tile_, plan_);
+    blender_.add(pixels[0].permute({1, 2, 3, 0}));  // [F, H, W, 3]
+    ++next_tile_;
+    if (on_tile_) on_tile_(next_tile_, plan_.num_tiles());
   }
+  return std::exchange(ready_, {});
 }
 
 }  // namespace flotilla::vae

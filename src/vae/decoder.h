@@ -13,6 +13,7 @@
 #include "loader/weight_arena.h"
 #include "vae/blocks.h"
 #include "vae/config.h"
+#include "vae/frame_blender.h"
 #include "vae/statistics.h"
 #include "vae/tile_plan.h"
 
@@ -59,15 +60,40 @@ class VideoDecoder {
   const LatentStatistics& statistics() const { return weights_.statistics; }
   Borders borders() const { return {.space = config_.padding, .causal = config_.causal}; }
   int64_t weight_bytes() const { return arena_->bytes(); }
+  // Errors (ErrorKind::config): what decode() refuses of a latent.
+  void check_latent(const at::Tensor& latent) const;
 
  private:
   VideoDecoder(DecoderConfig config, DecoderWeights weights,
                std::shared_ptr<const loader::WeightArena> arena);
-  void check_latent(const at::Tensor& latent) const;
 
   DecoderConfig config_;
   DecoderWeights weights_;
   std::shared_ptr<const loader::WeightArena> arena_;
+};
+
+// The frames of one latent on demand, batch by batch: what decode_frames() hands to a callback, for
+// callers that decode several latents in turn. Decoder and plan must outlive it.
+class FrameStream {
+ public:
+  // As VideoDecoder::decode_frames().
+  FrameStream(const VideoDecoder& decoder, at::Tensor latent, const TilePlan& plan,
+              TileCallback on_tile = {});
+  FrameStream(const FrameStream&) = delete;
+  FrameStream& operator=(const FrameStream&) = delete;
+
+  // Decodes until the next batch is complete: [F, H, W, 3] float32 in [0, 1], the caller's.
+  // Undefined after the last one.
+  at::Tensor next();
+
+ private:
+  const VideoDecoder& decoder_;
+  at::Tensor latent_;
+  const TilePlan& plan_;
+  TileCallback on_tile_;
+  FrameBlender blender_;
+  at::Tensor ready_;
+  int64_t next_tile_ = 0;
 };
 
 }  // namespace flotilla::vae
