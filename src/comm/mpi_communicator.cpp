@@ -259,7 +259,9 @@ std::string MpiCommunicator::receive_text(int from, int tag) {
   return text_of(bytes);
 }
 
-std::unique_ptr<Communicator> MpiCommunicator::split(int group) {
+std::unique_ptr<Communicator> MpiCommunicator::split(int group) { return split_host(group); }
+
+std::unique_ptr<MpiCommunicator> MpiCommunicator::split_host(int group) {
   FLOTILLA_ASSERT(group >= 0);
   // MPI_Comm_split waits without looking at peers or deadlines: let all ranks come to it first.
   barrier("split into groups", timeout_s_);

@@ -35,7 +35,10 @@ class MpiCommunicator final : public Communicator {
   std::unique_ptr<Communicator> split(int group) override;
   void close() override;
 
+  // split(), for those that build on it.
+  std::unique_ptr<MpiCommunicator> split_host(int group);
   const MpiComm& mpi() const { return comm_; }
+  Board& board() { return board_; }
 
  private:
   // Waits for a collective; `buffers` are what MPI still works on if it fails.

@@ -13,7 +13,9 @@
 #include "base/text.h"
 #include "comm/mpi_communicator.h"
 #include "comm/mpi_session.h"
+#include "comm/nccl_factory.h"
 #include "comm/watchdog.h"
+#include "gpu/device.h"
 
 namespace flotilla::comm {
 namespace {
@@ -65,19 +67,54 @@ void require_one_machine(const MpiSession& session) {
   check_one_machine(hosts, sharing, session.rank() == 0);
 }
 
-std::vector<RankFacts> gather_facts(Communicator& world) {
+std::vector<RankFacts> gather_facts(Communicator& world, const Environment& environment) {
   std::vector<RankFacts> facts;
-  for (const auto& text :
-       world.all_gather(fmt::format("{}\n{}\n{}", getpid(), core_list(), host_name()))) {
-    const size_t first = text.find('\n');
-    const size_t second = text.find('\n', first + 1);
-    facts.push_back({text.substr(second + 1), std::stoll(text.substr(0, first)),
-                     text.substr(first + 1, second - first - 1)});
-  }
+  for (const auto& text : world.all_gather(local_facts(environment).pack()))
+    facts.push_back(RankFacts::unpack(text));
   return facts;
 }
 
+using PeerLinks = std::vector<gpu::PeerLink>;
+
+// From this rank to the GPU of each one.
+PeerLinks own_links(const std::vector<RankFacts>& facts, const std::vector<int>& choice,
+                    size_t self) {
+  PeerLinks links;
+  for (const gpu::Gpu& peer : chosen_gpus(facts, choice)) {
+    const auto index = index_of(facts[self], peer.uuid);
+    links.push_back(index ? gpu::peer_link(choice[self], *index) : gpu::PeerLink::hidden);
+  }
+  return links;
+}
+
+std::vector<PeerLinks> gather_links(Communicator& world, const PeerLinks& own) {
+  std::string text;  // a letter for each
+  for (const gpu::PeerLink link : own) text += static_cast<char>('a' + static_cast<int>(link));
+  std::vector<PeerLinks> links;
+  for (const auto& row : world.all_gather(text)) {
+    links.emplace_back();
+    for (const char letter : row) links.back().push_back(static_cast<gpu::PeerLink>(letter - 'a'));
+  }
+  return links;
+}
+
 }  // namespace
+
+RankFacts local_facts(const Environment& environment) {
+  RankFacts facts;
+  facts.host = host_name();
+  facts.pid = getpid();
+  facts.cores = core_list();
+  const char* filter = environment ? environment("CUDA_VISIBLE_DEVICES") : nullptr;
+  if (filter != nullptr) {
+    facts.cuda_filter = filter;
+    std::replace_if(
+        facts.cuda_filter->begin(), facts.cuda_filter->end(),
+        [](char c) { return c == '\n' || c == '\t'; }, ' ');
+  }
+  facts.gpus = gpu::visible_gpus();
+  return facts;
+}
 
 void check_one_machine(const std::vector<std::string>& hosts, const std::vector<int>& sharing,
                        bool speaks) {
@@ -99,12 +136,24 @@ void check_one_machine(const std::vector<std::string>& hosts, const std::vector<
 
 // In the order of their making; destroyed in the reverse order.
 struct RankContext::Parts {
+  // When a GPU is attached, `on_gpu` serves in the place of `host` and uses it.
+  struct Channel {
+    std::shared_ptr<MpiCommunicator> host;
+    std::unique_ptr<Communicator> on_gpu;
+
+    Communicator& get() const { return on_gpu ? *on_gpu : *host; }
+  };
+
   MpiSession session;
   double timeout_s = 0;
   std::shared_ptr<JobBoard> job;
   std::unique_ptr<Watchdog> watchdog;  // none of one rank
-  std::unique_ptr<MpiCommunicator> world, text, transformer, decoder;
+  Channel world, text, transformer, decoder;
   std::vector<RankFacts> facts;
+  std::vector<int> gpus;  // the number of each rank's; empty: none attached
+  std::vector<PeerLinks> links;
+
+  std::array<Channel*, 4> channels() { return {&world, &text, &transformer, &decoder}; }
 
   void open_board(double silence_limit_s) {
     MpiComm comm = MpiComm::duplicate(MPI_COMM_WORLD);
@@ -112,8 +161,8 @@ struct RankContext::Parts {
     comm.free();
     if (session.world_size() > 1) watchdog = std::make_unique<Watchdog>(job, silence_limit_s);
   }
-  std::unique_ptr<MpiCommunicator> duplicate() const {
-    return std::make_unique<MpiCommunicator>(MpiComm::duplicate(MPI_COMM_WORLD), job, timeout_s);
+  std::shared_ptr<MpiCommunicator> duplicate() const {
+    return std::make_shared<MpiCommunicator>(MpiComm::duplicate(MPI_COMM_WORLD), job, timeout_s);
   }
 };
 
@@ -129,11 +178,8 @@ RankContext::RankContext(const RankOptions& options) : parts_(std::make_unique<P
     log::info("comm", "removed shared memory that an ended run had left");
   parts_->timeout_s = options.timeout_s;
   parts_->open_board(options.silence_limit_s);
-  parts_->world = parts_->duplicate();
-  parts_->text = parts_->duplicate();
-  parts_->transformer = parts_->duplicate();
-  parts_->decoder = parts_->duplicate();
-  parts_->facts = gather_facts(*parts_->world);
+  for (Parts::Channel* channel : parts_->channels()) channel->host = parts_->duplicate();
+  parts_->facts = gather_facts(*parts_->world.host, options.environment);
 }
 
 RankContext::~RankContext() = default;
@@ -141,18 +187,47 @@ RankContext::~RankContext() = default;
 int RankContext::rank() const { return parts_->session.rank(); }
 int RankContext::world_size() const { return parts_->session.world_size(); }
 const std::vector<RankFacts>& RankContext::facts() const { return parts_->facts; }
-Communicator& RankContext::world() { return *parts_->world; }
-Communicator& RankContext::text() { return *parts_->text; }
-Communicator& RankContext::transformer() { return *parts_->transformer; }
-Communicator& RankContext::decoder() { return *parts_->decoder; }
+Communicator& RankContext::world() { return parts_->world.get(); }
+Communicator& RankContext::text() { return parts_->text.get(); }
+Communicator& RankContext::transformer() { return parts_->transformer.get(); }
+Communicator& RankContext::decoder() { return parts_->decoder.get(); }
+
+const std::vector<std::vector<gpu::PeerLink>>& RankContext::links() const { return parts_->links; }
+
+void RankContext::attach_gpus(const std::vector<int>& choice) {
+  if (parts_->gpus == choice) return;
+  FLOTILLA_ASSERT(parts_->gpus.empty());  // communicators of other GPUs are in use
+  const auto self = static_cast<size_t>(rank());
+  const at::Device device(at::kCUDA, static_cast<c10::DeviceIndex>(choice.at(self)));
+  PeerLinks own = agreed(world(), [&] {
+    gpu::use_device(device);
+    return own_links(parts_->facts, choice, self);
+  });
+  parts_->links = gather_links(world(), own);
+  parts_->gpus = choice;
+  const bool with_nccl =
+      world_size() > 1 && nccl_serves(chosen_gpus(parts_->facts, choice)) && has_nccl();
+  if (with_nccl) {
+    std::vector<std::shared_ptr<MpiCommunicator>> hosts;
+    for (Parts::Channel* channel : parts_->channels()) hosts.push_back(channel->host);
+    auto made = make_nccl_communicators(hosts, device, parts_->timeout_s);
+    for (size_t i = 0; i < made.size(); ++i) parts_->channels()[i]->on_gpu = std::move(made[i]);
+  }
+  if (!is_driver() || world_size() == 1) return;
+  for (const auto& line : device_table(parts_->facts, choice, parts_->links))
+    log::info("gpus", "{}", line);
+  log::info("gpus", "tensors between ranks: {}",
+            with_nccl ? "NCCL " + nccl_version() : "through the host, as ranks share a GPU");
+}
 
 void RankContext::close() {
   // Ranks that are through wait here for those that work on, with the watchdog awake.
-  parts_->world->barrier("the end of the job", parts_->timeout_s);
+  parts_->world.host->barrier("the end of the job", parts_->timeout_s);
   parts_->job->leave();
   parts_->watchdog.reset();
-  for (auto* communicator : {&parts_->decoder, &parts_->transformer, &parts_->text, &parts_->world})
-    (*communicator)->close();
+  for (Parts::Channel* channel :
+       {&parts_->decoder, &parts_->transformer, &parts_->text, &parts_->world})
+    channel->get().close();
   parts_->session.finalize();
 }
 

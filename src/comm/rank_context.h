@@ -9,6 +9,7 @@
 
 #include "comm/agreement.h"
 #include "comm/communicator.h"
+#include "comm/device_choice.h"
 #include "comm/launch.h"
 
 namespace flotilla::comm {
@@ -22,11 +23,8 @@ struct RankOptions {
   double silence_limit_s = 20;
 };
 
-struct RankFacts {
-  std::string host;
-  int64_t pid = 0;
-  std::string cores;  // "0-3,8": those that the rank may run on
-};
+// Of this process.
+RankFacts local_facts(const Environment& environment);
 
 class RankContext {
  public:
@@ -48,6 +46,14 @@ class RankContext {
   Communicator& text();
   Communicator& transformer();
   Communicator& decoder();
+
+  // Collective, once a job has decided for GPUs: rank r computes on number choice[r], from
+  // choose_gpus(), which becomes CUDA's current device. From here on the communicators above carry
+  // that GPU's tensors through NCCL; through the host where NCCL does not serve (ranks that share a
+  // GPU). Again with the same choice: nothing to do. Errors (ErrorKind::communication): NCCL.
+  void attach_gpus(const std::vector<int>& choice);
+  // How each rank reaches the memory of each other one's GPU; empty before attach_gpus().
+  const std::vector<std::vector<gpu::PeerLink>>& links() const;
 
   // Collective, the regular end: groups made by split() are closed before, MPI_Finalize is last.
   void close();

@@ -68,6 +68,25 @@ std::string device_name(at::Device device) {
   return name.empty() ? "CPU" : name;
 }
 
+DeviceFacts device_facts(at::Device device) {
+  DeviceFacts facts{device_name(device), std::nullopt};
+#ifdef FLOTILLA_CUDA
+  cudaDeviceProp properties{};
+  if (device.is_cuda() &&
+      cudaGetDeviceProperties(&properties, std::max<int>(device.index(), 0)) == cudaSuccess)
+    facts.capability = Capability{properties.major, properties.minor};
+#endif
+  return facts;
+}
+
+void use_device(at::Device device) {
+#ifdef FLOTILLA_CUDA
+  if (device.is_cuda()) c10::cuda::set_device(device.index());
+#else
+  FLOTILLA_ASSERT(device.is_cpu());
+#endif
+}
+
 int64_t total_memory_bytes(at::Device device) {
 #ifdef FLOTILLA_CUDA
   if (device.is_cuda()) {

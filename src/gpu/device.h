@@ -3,7 +3,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <compare>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 namespace flotilla::gpu {
@@ -12,6 +14,22 @@ namespace flotilla::gpu {
 bool cuda_available();
 // "NVIDIA H200", or the processor's name.
 std::string device_name(at::Device device);
+// Compute capability: 8.9 is {8, 9}.
+struct Capability {
+  int major = 0;
+  int minor = 0;
+
+  auto operator<=>(const Capability&) const = default;
+  std::string text() const { return std::to_string(major) + "." + std::to_string(minor); }
+};
+// What a device can be chosen or refused by.
+struct DeviceFacts {
+  std::string name;
+  std::optional<Capability> capability;  // of GPUs
+};
+DeviceFacts device_facts(at::Device device);
+// Makes a GPU the one that CUDA calls of this thread mean; nothing to do for the CPU.
+void use_device(at::Device device);
 // All memory of the device (CPU: of the machine, or what a control group leaves of it). The total,
 // not what is free: plans made from it must be the same in every run on a machine.
 int64_t total_memory_bytes(at::Device device);
