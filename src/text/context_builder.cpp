@@ -98,10 +98,16 @@ at::Tensor ContextBuilder::connect(ConnectorKind kind, const at::Tensor& feature
   return run_connector(connector_config(kind), weights, features, mask, num_rows);
 }
 
-TextContext ContextBuilder::build(const GemmaStates& gemma) const {
-  const TextFeatures rows = features(gemma);
-  return {connect(ConnectorKind::video, rows.video, rows.mask, kPromptTokens),
-          connect(ConnectorKind::audio, rows.audio, rows.mask, kPromptTokens)};
+TextContext ContextBuilder::build(const GemmaStates& gemma) const { return build(features(gemma)); }
+
+TextContext ContextBuilder::build(const FeatureRows& rows) const {
+  FLOTILLA_ASSERT(arena_->loaded());
+  return build(rows.project(feature_weights_));
+}
+
+TextContext ContextBuilder::build(const TextFeatures& features) const {
+  return {connect(ConnectorKind::video, features.video, features.mask, kPromptTokens),
+          connect(ConnectorKind::audio, features.audio, features.mask, kPromptTokens)};
 }
 
 }  // namespace flotilla::text

@@ -35,6 +35,7 @@ class ContextBuilder {
   const FeatureExtractorConfig& feature_config() const { return feature_config_; }
   const ConnectorConfig& connector_config(ConnectorKind kind) const;
   int64_t weight_bytes() const { return arena_->bytes(); }
+  bool loaded() const { return arena_->loaded(); }
 
   TextFeatures features(const GemmaStates& gemma) const;
   // One connector alone; features [B, T, D], mask bool [B, T] on the CPU.
@@ -42,8 +43,12 @@ class ContextBuilder {
                      int64_t num_rows) const;
   // Both of the above, for kPromptTokens rows.
   TextContext build(const GemmaStates& gemma) const;
+  // The same from rows that were filled state by state.
+  TextContext build(const FeatureRows& rows) const;
 
  private:
+  TextContext build(const TextFeatures& features) const;
+
   FeatureExtractorConfig feature_config_;
   ConnectorConfig video_config_;
   ConnectorConfig audio_config_;

@@ -54,22 +54,6 @@ at::Tensor normalize_by_rms(const at::Tensor& x) {
   return x * at::rsqrt(x.square().mean(-1, /*keepdim=*/true) + kEps);
 }
 
-// [B, T, D * L]. Layer by layer into one tensor: a stacked copy of all states would double the
-// peak, and they are 700 MB for a full prompt in float32.
-at::Tensor normalize_and_flatten(FeatureVersion version, const GemmaStates& gemma) {
-  const at::Tensor& first = gemma.states.front();
-  const auto num_states = static_cast<int64_t>(gemma.states.size());
-  const at::Tensor flat =
-      at::empty({first.size(0), first.size(1), first.size(2), num_states}, first.options());
-  const at::Tensor mask = gemma.mask.to(first.device()).unsqueeze(-1);  // [B, T, 1]
-  for (int64_t l = 0; l < num_states; ++l) {
-    const at::Tensor state = gemma.states[static_cast<size_t>(l)].to(at::kFloat);
-    flat.select(-1, l).copy_(version == FeatureVersion::v1 ? normalize_by_range(state, mask)
-                                                           : normalize_by_rms(state));
-  }
-  return flat.flatten(-2);
-}
-
 // linear(scale * x); the scale rides on the matrix product, so no scaled copy of x is made.
 at::Tensor scaled_linear(const loader::Linear& linear, const at::Tensor& x, double scale) {
   const at::Tensor rows =
@@ -111,22 +95,46 @@ FeatureExtractorWeights bind_feature_extractor(const FeatureExtractorConfig& con
   return weights;
 }
 
-TextFeatures extract_features(const FeatureExtractorConfig& config,
-                              const FeatureExtractorWeights& weights, const GemmaStates& gemma) {
-  FLOTILLA_ASSERT(static_cast<int64_t>(gemma.states.size()) == config.num_states);
-  const at::Tensor flat = normalize_and_flatten(config.version, gemma);
+FeatureRows::FeatureRows(const FeatureExtractorConfig& config, at::Tensor mask,
+                         const at::TensorOptions& options)
+    : config_(config),
+      mask_(std::move(mask)),
+      mask_on_device_(mask_.to(options.device()).unsqueeze(-1)),
+      rows_(at::empty({mask_.size(0), mask_.size(1), config.hidden_size, config.num_states},
+                      options)) {}
+
+void FeatureRows::add(int64_t index, const at::Tensor& state) {
+  const at::Tensor wide = state.to(at::kFloat);
+  rows_.select(-1, index).copy_(config_.version == FeatureVersion::v1
+                                    ? normalize_by_range(wide, mask_on_device_)
+                                    : normalize_by_rms(wide));
+  ++num_added_;
+}
+
+TextFeatures FeatureRows::project(const FeatureExtractorWeights& weights) const {
+  FLOTILLA_ASSERT(num_added_ == config_.num_states);
+  const at::Tensor flat = rows_.flatten(-2);  // [B, T, D * L]
   TextFeatures features;
-  features.mask = gemma.mask;
-  if (config.version == FeatureVersion::v1) {
+  features.mask = mask_;
+  if (config_.version == FeatureVersion::v1) {
     features.video = features.audio = at::linear(flat, weights.video.weight);
     return features;
   }
   const auto scale = [&](int64_t width) {
-    return std::sqrt(static_cast<double>(width) / static_cast<double>(config.hidden_size));
+    return std::sqrt(static_cast<double>(width) / static_cast<double>(config_.hidden_size));
   };
-  features.video = scaled_linear(weights.video, flat, scale(config.video_width));
-  features.audio = scaled_linear(weights.audio, flat, scale(config.audio_width));
+  features.video = scaled_linear(weights.video, flat, scale(config_.video_width));
+  features.audio = scaled_linear(weights.audio, flat, scale(config_.audio_width));
   return features;
+}
+
+TextFeatures extract_features(const FeatureExtractorConfig& config,
+                              const FeatureExtractorWeights& weights, const GemmaStates& gemma) {
+  FeatureRows rows(config, gemma.mask, gemma.states.front().options());
+  for (size_t i = 0; i < gemma.states.size(); ++i) {
+    rows.add(static_cast<int64_t>(i), gemma.states[i]);
+  }
+  return rows.project(weights);
 }
 
 }  // namespace flotilla::text

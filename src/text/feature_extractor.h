@@ -44,6 +44,27 @@ struct TextFeatures {
   at::Tensor mask;   // bool [B, T] on the CPU, true for tokens
 };
 
+// The input of the projection, filled state by state, so that no more than one state need be held
+// beside it.
+class FeatureRows {
+ public:
+  // mask: bool [B, T] on the CPU; `options`: of the states.
+  FeatureRows(const FeatureExtractorConfig& config, at::Tensor mask,
+              const at::TensorOptions& options);
+
+  // State `index` of Gemma, [B, T, D]; each once, in any order.
+  void add(int64_t index, const at::Tensor& state);
+  // Of all states.
+  TextFeatures project(const FeatureExtractorWeights& weights) const;
+
+ private:
+  FeatureExtractorConfig config_;
+  at::Tensor mask_;            // bool [B, T] on the CPU
+  at::Tensor mask_on_device_;  // [B, T, 1]
+  at::Tensor rows_;            // [B, T, D, num_states]
+  int64_t num_added_ = 0;
+};
+
 TextFeatures extract_features(const FeatureExtractorConfig& config,
                               const FeatureExtractorWeights& weights, const GemmaStates& gemma);
 

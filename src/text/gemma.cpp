@@ -17,12 +17,19 @@ namespace {
 // The layouts of released folders: transformers 4 and 5.
 constexpr const char* kModelPrefixes[] = {"language_model.model.", "model.language_model."};
 
-// Parts of the folder that a prompt does not need: the image branch, and the copy of the embedding
-// that some exports store as the output layer.
-const std::vector<std::string>& unused_parts() {
-  static const std::vector<std::string> parts = {
+// Names that are not held. Parts of the folder that text does not need: the image branch, and the
+// copy of the embedding that some exports store as the output layer. Then the layers outside of
+// `range` with what belongs to them. `prefix`: of the language model.
+std::vector<std::string> parts_left_out(const GemmaConfig& config, const std::string& prefix,
+                                        const LayerRange& range) {
+  std::vector<std::string> parts = {
       "vision_tower.",       "multi_modal_projector.",       "language_model.lm_head.",
       "model.vision_tower.", "model.multi_modal_projector.", "lm_head."};
+  for (int64_t i = 0; i < config.num_layers(); ++i) {
+    if (!range.contains(i)) parts.push_back(fmt::format("{}layers.{}.", prefix, i));
+  }
+  if (!range.contains(0)) parts.push_back(prefix + "embed_tokens.");
+  if (!range.contains(config.num_layers() - 1)) parts.push_back(prefix + "norm.");
   return parts;
 }
 
@@ -58,69 +65,120 @@ at::Tensor make_mask(const GemmaConfig& config, AttentionSpan span, const at::Te
   return sees.logical_or(distance.eq(0)).unsqueeze(1);  // [B, 1, T, T]
 }
 
-at::Tensor embed(const GemmaWeights& weights, const at::Tensor& ids) {
+// The views of both kinds of layers.
+struct Views {
+  GemmaView full, sliding;
+
+  Views(const GemmaConfig& config, const GemmaTokens& tokens, const at::TensorOptions& options)
+      : full(make(config, AttentionSpan::full, tokens, options)),
+        sliding(make(config, AttentionSpan::sliding, tokens, options)) {}
+  const GemmaView& of(AttentionSpan span) const {
+    return span == AttentionSpan::full ? full : sliding;
+  }
+
+ private:
+  static GemmaView make(const GemmaConfig& config, AttentionSpan span, const GemmaTokens& tokens,
+                        const at::TensorOptions& options) {
+    const at::Tensor sees = make_mask(config, span, tokens.mask);
+    return {make_gemma_rotation(config.rope(span), config.head_dim, tokens.first,
+                                tokens.ids.size(1), options),
+            sees.defined() ? sees.to(options.device()) : sees};
+  }
+};
+
+}  // namespace
+
+GemmaWeights bind_gemma(const GemmaConfig& config, loader::WeightBinder model,
+                        const LayerRange& range) {
+  GemmaWeights weights;
+  if (range.contains(0)) {
+    weights.embed_tokens =
+        model.take("embed_tokens.weight", {config.vocab_size, config.hidden_size});
+  }
+  weights.layers.resize(config.layers.size());
+  for (int64_t i = range.begin; i < range.end; ++i) {
+    weights.layers[static_cast<size_t>(i)] =
+        bind_gemma_layer(config, model.scope(fmt::format("layers.{}.", i)));
+  }
+  if (range.contains(config.num_layers() - 1)) {
+    weights.norm = model.take("norm.weight", {config.hidden_size});
+  }
+  return weights;
+}
+
+GemmaTokens trim_padding(const at::Tensor& ids, const at::Tensor& mask) {
+  FLOTILLA_ASSERT(ids.dim() == 2 && ids.sizes() == mask.sizes());
+  const int64_t first = leading_padding(mask.ne(0));
+  const int64_t count = ids.size(1) - first;
+  return {ids.narrow(1, first, count), mask.narrow(1, first, count).ne(0), first};
+}
+
+at::Tensor gemma_embed(const GemmaWeights& weights, const at::Tensor& ids) {
   const at::Tensor& table = weights.embed_tokens;
+  FLOTILLA_ASSERT(table.defined());
   const at::Tensor rows = at::embedding(table, ids.to(table.device()));  // [B, T, D]
   // The scale is rounded to the model's dtype first, as it was in training.
   const double scale = std::sqrt(static_cast<double>(table.size(1)));
   return rows * at::full({}, scale, table.options());
 }
 
-}  // namespace
-
-GemmaWeights bind_gemma(const GemmaConfig& config, loader::WeightBinder model) {
-  GemmaWeights weights;
-  weights.embed_tokens = model.take("embed_tokens.weight", {config.vocab_size, config.hidden_size});
-  for (int64_t i = 0; i < config.num_layers(); ++i) {
-    weights.layers.push_back(bind_gemma_layer(config, model.scope(fmt::format("layers.{}.", i))));
+at::Tensor gemma_layers(const GemmaConfig& config, const GemmaWeights& weights,
+                        const GemmaTokens& tokens, const LayerRange& range, at::Tensor hidden,
+                        const StateVisitor& visit) {
+  const Views views(config, tokens, hidden.options());
+  for (int64_t i = range.begin; i < range.end; ++i) {
+    const auto layer = static_cast<size_t>(i);
+    FLOTILLA_ASSERT(weights.layers.at(layer).q_proj.defined());
+    hidden = gemma_layer(config, weights.layers[layer], hidden, views.of(config.layers.at(layer)));
+    if (i + 1 == config.num_layers()) {
+      hidden = gemma_rms_norm(hidden, weights.norm, config.rms_norm_eps);
+    }
+    visit(i + 1, hidden);
   }
-  weights.norm = model.take("norm.weight", {config.hidden_size});
-  return weights;
+  return hidden;
 }
 
 GemmaStates gemma_forward(const GemmaConfig& config, const GemmaWeights& weights,
                           const at::Tensor& ids, const at::Tensor& mask) {
-  FLOTILLA_ASSERT(ids.dim() == 2 && ids.sizes() == mask.sizes());
-  const int64_t first = leading_padding(mask.ne(0));
-  const int64_t count = ids.size(1) - first;
+  const GemmaTokens tokens = trim_padding(ids, mask);
   GemmaStates result;
-  result.mask = mask.narrow(1, first, count).ne(0);
-
-  at::Tensor hidden = embed(weights, ids.narrow(1, first, count));  // [B, T, D]
-  const auto make_view = [&](AttentionSpan span, const GemmaRope& rope) {
-    const at::Tensor sees = make_mask(config, span, result.mask);
-    return GemmaView{make_gemma_rotation(rope, config.head_dim, first, count, hidden.options()),
-                     sees.defined() ? sees.to(hidden.device()) : sees};
-  };
-  const GemmaView full = make_view(AttentionSpan::full, config.full_rope);
-  const GemmaView sliding = make_view(AttentionSpan::sliding, config.sliding_rope);
-
-  result.states.push_back(hidden);
-  for (size_t i = 0; i < config.layers.size(); ++i) {
-    const GemmaView& view = config.layers[i] == AttentionSpan::full ? full : sliding;
-    hidden = gemma_layer(config, weights.layers[i], hidden, view);
-    result.states.push_back(hidden);
-  }
-  result.states.back() = gemma_rms_norm(hidden, weights.norm, config.rms_norm_eps);
+  result.mask = tokens.mask;
+  result.states.push_back(gemma_embed(weights, tokens.ids));
+  gemma_layers(config, weights, tokens, {0, config.num_layers()}, result.states[0],
+               [&](int64_t, const at::Tensor& state) { result.states.push_back(state); });
   return result;
 }
 
-Gemma::Gemma(const fs::path& folder, at::ScalarType dtype, at::Device device) {
+Gemma::Gemma(const fs::path& folder, at::ScalarType dtype, at::Device device,
+             std::optional<LayerRange> range) {
   check_gemma_folder(folder);
   const nlohmann::json json = read_gemma_json(folder);
   config_ = GemmaConfig::from_json(loader::ConfigReader(json, (folder / "config.json").string()));
+  const LayerRange held = range.value_or(LayerRange{0, config_.num_layers()});
+  FLOTILLA_ASSERT(0 <= held.begin && held.begin <= held.end && held.end <= config_.num_layers());
   const auto checkpoint = loader::Checkpoint::open(folder);
   const std::string prefix = model_prefix(*checkpoint);
   arena_ = std::make_unique<loader::WeightArena>(checkpoint, std::vector<std::string>{""}, dtype,
-                                                 device, unused_parts());
+                                                 device, parts_left_out(config_, prefix, held));
   loader::WeightBinder binder(*arena_);
-  weights_ = bind_gemma(config_, binder.scope(prefix));
+  weights_ = bind_gemma(config_, binder.scope(prefix), held);
   binder.finish();
 }
 
 GemmaStates Gemma::forward(const at::Tensor& ids, const at::Tensor& mask) const {
   FLOTILLA_ASSERT(arena_->loaded());
   return gemma_forward(config_, weights_, ids, mask);
+}
+
+at::Tensor Gemma::embed(const at::Tensor& ids) const {
+  FLOTILLA_ASSERT(arena_->loaded());
+  return gemma_embed(weights_, ids);
+}
+
+at::Tensor Gemma::run_layers(const GemmaTokens& tokens, const LayerRange& range, at::Tensor hidden,
+                             const StateVisitor& visit) const {
+  FLOTILLA_ASSERT(arena_->loaded());
+  return gemma_layers(config_, weights_, tokens, range, std::move(hidden), visit);
 }
 
 }  // namespace flotilla::text

@@ -33,6 +33,9 @@ struct GemmaConfig {
   std::vector<AttentionSpan> layers;  // one a layer
 
   int64_t num_layers() const { return static_cast<int64_t>(layers.size()); }
+  const GemmaRope& rope(AttentionSpan span) const {
+    return span == AttentionSpan::full ? full_rope : sliding_rope;
+  }
   // Hidden states of a forward: the embedding and each layer.
   int64_t num_states() const { return num_layers() + 1; }
 

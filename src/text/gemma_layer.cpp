@@ -2,8 +2,11 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <cmath>
 #include <optional>
+
+#include "base/error.h"
 
 namespace flotilla::text {
 namespace {
@@ -21,17 +24,23 @@ at::Tensor rotate(const at::Tensor& x, const GemmaRotation& rotation) {
 }
 
 at::Tensor self_attention(const GemmaConfig& config, const GemmaLayerWeights& weights,
-                          const at::Tensor& x, const GemmaView& view) {
+                          const at::Tensor& x, const GemmaView& view, KeyValueCache* cache) {
   const double eps = config.rms_norm_eps;
-  const at::Tensor q = split_heads(at::linear(x, weights.q_proj), config.num_heads);
-  const at::Tensor k = split_heads(at::linear(x, weights.k_proj), config.num_kv_heads);
-  const at::Tensor v = split_heads(at::linear(x, weights.v_proj), config.num_kv_heads);
+  const auto turned = [&](const at::Tensor& heads, const at::Tensor& norm) {
+    return rotate(gemma_rms_norm(heads, norm, eps), view.rotation);
+  };
+  const at::Tensor q =
+      turned(split_heads(at::linear(x, weights.q_proj), config.num_heads), weights.q_norm);
+  KeyValueCache::Seen seen = {
+      turned(split_heads(at::linear(x, weights.k_proj), config.num_kv_heads), weights.k_norm),
+      split_heads(at::linear(x, weights.v_proj), config.num_kv_heads)};
+  if (cache != nullptr) seen = cache->append(seen.keys, seen.values);
   const auto mask = view.mask.defined() ? std::optional(view.mask) : std::nullopt;
-  const at::Tensor out = at::scaled_dot_product_attention(
-      rotate(gemma_rms_norm(q, weights.q_norm, eps), view.rotation),
-      rotate(gemma_rms_norm(k, weights.k_norm, eps), view.rotation), v, mask, /*dropout_p=*/0.0,
-      /*is_causal=*/!mask.has_value(), 1.0 / std::sqrt(config.query_pre_attn_scalar),
-      /*enable_gqa=*/config.num_heads != config.num_kv_heads);
+  const bool is_causal = !mask && seen.keys.size(2) == q.size(2);
+  const at::Tensor out =
+      at::scaled_dot_product_attention(q, seen.keys, seen.values, mask, /*dropout_p=*/0.0,
+                                       is_causal, 1.0 / std::sqrt(config.query_pre_attn_scalar),
+                                       /*enable_gqa=*/config.num_heads != config.num_kv_heads);
   return at::linear(out.transpose(1, 2).flatten(-2), weights.o_proj);  // [B, T, D]
 }
 
@@ -75,11 +84,28 @@ GemmaRotation make_gemma_rotation(const GemmaRope& rope, int64_t head_dim, int64
   return {angles.cos().to(options.dtype()), angles.sin().to(options.dtype())};
 }
 
+KeyValueCache::KeyValueCache(const GemmaConfig& config, AttentionSpan span, int64_t capacity,
+                             const at::TensorOptions& options)
+    : keys_(at::empty({1, config.num_kv_heads, capacity, config.head_dim}, options)),
+      values_(at::empty_like(keys_)),
+      window_(span == AttentionSpan::full ? capacity : config.sliding_window) {}
+
+KeyValueCache::Seen KeyValueCache::append(const at::Tensor& keys, const at::Tensor& values) {
+  const int64_t count = keys.size(2);
+  FLOTILLA_ASSERT(length_ + count <= keys_.size(2) && (length_ == 0 || count == 1));
+  keys_.narrow(2, length_, count).copy_(keys);
+  values_.narrow(2, length_, count).copy_(values);
+  length_ += count;
+  if (count > 1) return {keys, values};  // the first ones; the caller's mask has the window
+  const int64_t shown = std::min(length_, window_);
+  return {keys_.narrow(2, length_ - shown, shown), values_.narrow(2, length_ - shown, shown)};
+}
+
 at::Tensor gemma_layer(const GemmaConfig& config, const GemmaLayerWeights& weights,
-                       const at::Tensor& hidden, const GemmaView& view) {
+                       const at::Tensor& hidden, const GemmaView& view, KeyValueCache* cache) {
   const double eps = config.rms_norm_eps;
   at::Tensor update =
-      self_attention(config, weights, gemma_rms_norm(hidden, weights.input_norm, eps), view);
+      self_attention(config, weights, gemma_rms_norm(hidden, weights.input_norm, eps), view, cache);
   const at::Tensor middle = hidden + gemma_rms_norm(update, weights.post_attention_norm, eps);
   update = feed_forward(weights, gemma_rms_norm(middle, weights.pre_feed_forward_norm, eps));
   return middle + gemma_rms_norm(update, weights.post_feed_forward_norm, eps);

@@ -37,9 +37,31 @@ struct GemmaView {
                     // each token sees itself and all before it
 };
 
-// hidden: [B, T, D] -> [B, T, D].
+// Keys and values of one layer for the tokens so far, so that a further token costs one row. Batch
+// of one.
+class KeyValueCache {
+ public:
+  // Room for `capacity` tokens. A sliding layer keeps all of them, and shows the window.
+  KeyValueCache(const GemmaConfig& config, AttentionSpan span, int64_t capacity,
+                const at::TensorOptions& options);
+
+  struct Seen {
+    at::Tensor keys, values;  // [1, kv_heads, tokens, head_dim]
+  };
+  // Adds rotated keys and values of new tokens, [1, kv_heads, n, head_dim]. Many at first, then
+  // one by one: a lone token sees all that comes back.
+  Seen append(const at::Tensor& keys, const at::Tensor& values);
+
+ private:
+  at::Tensor keys_, values_;  // [1, kv_heads, capacity, head_dim]
+  int64_t window_ = 0;        // tokens that one sees, itself included
+  int64_t length_ = 0;
+};
+
+// hidden: [B, T, D] -> [B, T, D]. With a cache the tokens follow those that it holds.
 at::Tensor gemma_layer(const GemmaConfig& config, const GemmaLayerWeights& weights,
-                       const at::Tensor& hidden, const GemmaView& view);
+                       const at::Tensor& hidden, const GemmaView& view,
+                       KeyValueCache* cache = nullptr);
 
 // x / rms(x) * (1 + weight) over the last dimension, computed in float32.
 at::Tensor gemma_rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);

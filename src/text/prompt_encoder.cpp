@@ -21,19 +21,22 @@ Tokenizer open_tokenizer(const fs::path& gemma_folder) {
 
 }  // namespace
 
+void check_vocabulary(const Tokenizer& tokenizer, const GemmaConfig& gemma,
+                      const fs::path& folder) {
+  if (tokenizer.vocab_size() <= gemma.vocab_size) return;
+  fail(ErrorKind::input,
+       fmt::format("tokenizer.model in \"{}\" has {} pieces, but the model only {} embeddings; "
+                   "they are of different models",
+                   folder.string(), tokenizer.vocab_size(), gemma.vocab_size));
+}
+
 PromptEncoder::PromptEncoder(std::shared_ptr<const loader::Checkpoint> checkpoint,
                              const fs::path& gemma_folder, at::ScalarType dtype, at::Device device)
     : tokenizer_(open_tokenizer(gemma_folder)),
       gemma_(std::make_unique<Gemma>(gemma_folder, dtype, device)),
       contexts_(std::make_unique<ContextBuilder>(std::move(checkpoint), gemma_->config(),
                                                  gemma_folder.string(), dtype, device)) {
-  const int64_t embeddings = gemma_->config().vocab_size;
-  if (tokenizer_.vocab_size() > embeddings) {
-    fail(ErrorKind::input,
-         fmt::format("tokenizer.model in \"{}\" has {} pieces, but the model only {} embeddings; "
-                     "they are of different models",
-                     gemma_folder.string(), tokenizer_.vocab_size(), embeddings));
-  }
+  check_vocabulary(tokenizer_, gemma_->config(), gemma_folder);
 }
 
 void PromptEncoder::load() {

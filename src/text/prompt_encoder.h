@@ -24,6 +24,10 @@ struct PromptEmbedding {
   std::string first_dropped_word;
 };
 
+// Errors (ErrorKind::input): more pieces than the model has embeddings.
+void check_vocabulary(const Tokenizer& tokenizer, const GemmaConfig& gemma,
+                      const std::filesystem::path& folder);
+
 class PromptEncoder {
  public:
   // Checks the folder, both files and that they fit each other; no weight is read. Device kMeta:

@@ -62,6 +62,17 @@ std::string_view word_at(std::string_view text, size_t at) {
   return text.substr(begin);
 }
 
+// Names of pieces that structure a chat and are no text, though they can be typed.
+constexpr std::string_view kMarks[] = {"<start_of_turn>", "<end_of_turn>", "<start_of_image>",
+                                       "<end_of_image>", "<image_soft_token>"};
+
+void check_utf8(std::string_view prompt) {
+  if (is_valid_utf8(prompt)) return;
+  fail(ErrorKind::config,
+       fmt::format("the prompt \"{}\" is not valid UTF-8; save the job file as UTF-8",
+                   excerpt(prompt)));
+}
+
 struct Token {
   int64_t id;
   size_t begin;  // byte in the stripped prompt
@@ -149,13 +160,39 @@ Tokenizer& Tokenizer::operator=(Tokenizer&&) noexcept = default;
 
 int64_t Tokenizer::vocab_size() const { return impl_->pieces.GetPieceSize(); }
 int64_t Tokenizer::bos_id() const { return impl_->pieces.bos_id(); }
+int64_t Tokenizer::eos_id() const { return impl_->pieces.eos_id(); }
+
+std::vector<int64_t> Tokenizer::tokens_of(std::string_view text) const {
+  check_utf8(text);
+  std::vector<int64_t> ids;
+  for (const Token& token : impl_->tokenize(text)) ids.push_back(token.id);
+  return ids;
+}
+
+std::string Tokenizer::text_of(const std::vector<int64_t>& ids) const {
+  const auto& pieces = impl_->pieces;
+  std::vector<int> kept;
+  for (const int64_t id : ids) {
+    const int piece = static_cast<int>(id);
+    FLOTILLA_ASSERT(piece >= 0 && piece < pieces.GetPieceSize());
+    const bool is_mark = std::find(std::begin(kMarks), std::end(kMarks), pieces.IdToPiece(piece)) !=
+                         std::end(kMarks);
+    if (!is_mark && !pieces.IsControl(piece) && !pieces.IsUnknown(piece)) kept.push_back(piece);
+  }
+  std::string text;
+  const auto status = pieces.Decode(kept, &text);  // bytes that are no UTF-8 become U+FFFD
+  FLOTILLA_ASSERT(status.ok());
+  return text;
+}
+
+std::optional<int64_t> Tokenizer::find_piece(std::string_view name) const {
+  const int id = impl_->pieces.PieceToId(name);
+  if (impl_->pieces.IdToPiece(id) != name) return std::nullopt;  // unknown ones get a stand-in
+  return id;
+}
 
 TokenizedPrompt Tokenizer::encode(std::string_view prompt) const {
-  if (!is_valid_utf8(prompt)) {
-    fail(ErrorKind::config,
-         fmt::format("the prompt \"{}\" is not valid UTF-8; save the job file as UTF-8",
-                     excerpt(prompt)));
-  }
+  check_utf8(prompt);
   const std::string_view text = strip(prompt);
   const std::vector<Token> tokens = impl_->tokenize(text);
 

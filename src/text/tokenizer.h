@@ -8,8 +8,10 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace flotilla::text {
 
@@ -38,9 +40,18 @@ class Tokenizer {
   // front. Errors (ErrorKind::config): the prompt is not valid UTF-8.
   TokenizedPrompt encode(std::string_view prompt) const;
 
+  // BOS and the tokens of `text` as it stands: neither stripped, padded nor cut. Errors: as above.
+  std::vector<int64_t> tokens_of(std::string_view text) const;
+  // The text of tokens, valid UTF-8. Control pieces and the marks of turns and images leave
+  // nothing.
+  std::string text_of(const std::vector<int64_t>& ids) const;
+  // The piece of this name, such as "<end_of_turn>".
+  std::optional<int64_t> find_piece(std::string_view name) const;
+
   // Ids are below this.
   int64_t vocab_size() const;
   int64_t bos_id() const;
+  int64_t eos_id() const;  // -1: the model has none
 
  private:
   struct Impl;
