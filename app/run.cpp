@@ -31,8 +31,8 @@ config::LoadedJob share_job(config::LoadedJob loaded, comm::RankContext& context
 
 int run_loaded(const config::LoadedJob& loaded, const pipeline::Ranks& ranks) {
   const auto outputs = ranks.is_driver() ? pipeline::Outputs::checked : pipeline::Outputs::ignored;
-  const pipeline::PreparedJob prepared = ranks.agreed(
-      [&] { return pipeline::prepare_job(loaded, host(), outputs, ranks.world_size()); });
+  const pipeline::PreparedJob prepared =
+      ranks.agreed([&] { return pipeline::prepare_job(loaded, host(), outputs, ranks); });
   const pipeline::Phases phases = pipeline::run_job(prepared, host(), ranks);
   if (!ranks.is_driver()) return 0;
   fmt::print("prompt         {}\nseed           {}\n", prepared.job.prompt, *prepared.job.seed);

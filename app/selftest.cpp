@@ -37,9 +37,8 @@ Latents render(config::LoadedJob loaded, const pipeline::Ranks& ranks, bool exac
   if (loaded.job.stage_2.parallel == config::Stage2Parallel::automatic) {
     loaded.job.stage_2.parallel = config::Stage2Parallel::sp;
   }
-  const auto prepared = ranks.agreed([&] {
-    return pipeline::prepare_job(loaded, host(), pipeline::Outputs::ignored, ranks.world_size());
-  });
+  const auto prepared = ranks.agreed(
+      [&] { return pipeline::prepare_job(loaded, host(), pipeline::Outputs::ignored, ranks); });
   return pipeline::run_latents(prepared, ranks);
 }
 

@@ -236,6 +236,8 @@ void check_devices(Checker& checker) {
                 "fp8_scaled_mm needs a GPU, and device is cpu; use fp8_cast, bf16 or fp32");
   checker.check(!on_cpu || job.attention != Attention::cudnn, "attention",
                 "cudnn needs a GPU, and device is cpu; use auto, math or flash");
+  checker.check(!on_cpu || job.sp.transport != Transport::nccl, "sp.transport",
+                "nccl needs GPUs, and device is cpu; use auto or peer");
   checker.check(!on_cpu || job.offload == Offload::none, "offload",
                 "the weights are on the CPU already with device: cpu; use none");
   checker.check(job.device != Device::cuda || job.attention != Attention::flash ||

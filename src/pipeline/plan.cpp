@@ -49,7 +49,7 @@ diffusion::VideoTiling tiling_of(const config::Job& job, const vae::DecoderConfi
   if (job.decoder.tiling.mode == TilingMode::automatic) {
     return vae::automatic_tiling(decoder, plan.stage_2.grid.size,
                                  static_cast<int64_t>(c10::elementSize(plan.dtype)),
-                                 gpu::total_memory_bytes(plan.device) / kDecodeMemoryShare);
+                                 plan.memory_bytes / kDecodeMemoryShare);
   }
   diffusion::VideoTiling tiling;
   const auto axis = [](const config::AxisTiling& given) {
@@ -160,6 +160,12 @@ void plan_parallel(const config::Job& job, const transformer::TransformerConfig&
   if (job.reproducible == config::Reproducible::world) first.guidance.order = PassOrder::sequence;
 }
 
+RankDevices first_devices(const config::Job& job) {
+  const at::Device own =
+      job.device == config::Device::cuda ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU);
+  return {own, {}, gpu::total_memory_bytes(own)};
+}
+
 std::string describe_parallel(const StagePlan& stage, int64_t world_size) {
   if (stage.method == StageParallel::tiles) return ", TDP: " + stage.tiles->describe();
   if (world_size == 1) return "";
@@ -191,11 +197,14 @@ double Plan::padding_fraction() const {
   return all == 0 ? 0.0 : static_cast<double>(padded) / static_cast<double>(all);
 }
 
-Plan make_plan(const config::Job& job, const ModelFiles& files, int64_t world_size) {
+Plan make_plan(const config::Job& job, const ModelFiles& files, int64_t world_size,
+               const std::optional<RankDevices>& devices) {
   Plan plan;
   plan.world_size = world_size;
-  plan.device =
-      job.device == config::Device::cuda ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU);
+  const RankDevices& placed = devices ? *devices : first_devices(job);
+  plan.device = placed.own;
+  plan.gpus = placed.gpus;
+  plan.memory_bytes = placed.memory_bytes;
   plan.dtype = dtype_of(job.precision);
   const auto decoder = vae::DecoderConfig::from_json(vae::locate_vae(*files.video_vae()).config);
   plan.stage_1 =

@@ -16,6 +16,7 @@
 #include "parallel/tile_grid.h"
 #include "pipeline/guidance_plan.h"
 #include "pipeline/model_files.h"
+#include "pipeline/rank_devices.h"
 #include "vae/tile_plan.h"
 
 namespace flotilla::pipeline {
@@ -41,7 +42,9 @@ struct StagePlan {
 
 struct Plan {
   int64_t world_size = 1;
-  at::Device device = at::kCPU;
+  at::Device device = at::kCPU;  // this rank's; all else is alike on all ranks
+  std::vector<int> gpus;         // see RankDevices
+  int64_t memory_bytes = 0;      // of a rank's device
   at::ScalarType dtype = at::kFloat;
   StagePlan stage_1;
   StagePlan stage_2;
@@ -58,7 +61,9 @@ struct Plan {
 };
 
 // `job` is resolved (no `auto` in device and precision) and has its model's defaults. Errors
-// (ErrorKind::config): sizes or tiles that the models cannot make.
-Plan make_plan(const config::Job& job, const ModelFiles& files, int64_t world_size = 1);
+// (ErrorKind::config): sizes or tiles that the models cannot make. `devices`: by default the CPU,
+// or the first GPU on every rank.
+Plan make_plan(const config::Job& job, const ModelFiles& files, int64_t world_size = 1,
+               const std::optional<RankDevices>& devices = std::nullopt);
 
 }  // namespace flotilla::pipeline

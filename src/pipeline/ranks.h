@@ -12,6 +12,11 @@ struct Ranks {
   int world_size() const { return context != nullptr ? context->world_size() : 1; }
   bool is_driver() const { return rank() == 0; }
 
+  // Before tensors of GPUs pass between the ranks; `gpus` as in RankDevices. Collective.
+  void attach_gpus(const std::vector<int>& gpus) const {
+    if (context != nullptr && !gpus.empty()) context->attach_gpus(gpus);
+  }
+
   // An agreement point: all ranks go on, or all fail alike. Collective.
   template <typename Body>
   auto agreed(Body&& body) const {

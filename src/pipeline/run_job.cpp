@@ -29,14 +29,6 @@ class NullSink final : public io::FrameSink {
   void finish() override {}
 };
 
-void check_device(const config::Job& job) {
-  if (job.device == config::Device::cuda && !gpu::cuda_available()) {
-    fail(ErrorKind::machine,
-         "device: cuda, but there is no CUDA device here (or this is a build without CUDA); "
-         "use device: cpu, or auto");
-  }
-}
-
 bool needs_ffmpeg(const config::Job& job, Outputs outputs) {
   // An unknown extension asks too: the message then says what this machine could write.
   if (outputs == Outputs::checked && job.output.path.extension() != ".y4m") return true;
@@ -134,13 +126,15 @@ uint64_t draw_seed() {
 }
 
 PreparedJob prepare_job(const config::LoadedJob& loaded, const Host& host, Outputs outputs,
-                        int64_t world_size) {
+                        const Ranks& ranks) {
   PreparedJob prepared;
+  const int64_t world_size = ranks.world_size();
+  const auto facts = facts_of(ranks, host.variable);
   config::check_supported(loaded.job, loaded.origins, world_size);
-  prepared.job =
-      config::resolve_job(loaded.job, {.has_gpu = gpu::cuda_available(), .world_size = world_size});
+  prepared.job = config::resolve_job(
+      loaded.job, {.has_gpu = comm::all_see_gpus(facts), .world_size = world_size});
   config::Job& job = prepared.job;
-  check_device(job);
+  const RankDevices devices = place_ranks(job, facts, ranks.rank());
   config::validate_files(job, loaded.origins);
   if (needs_ffmpeg(job, outputs)) {
     const auto found = io::find_ffmpeg({}, host.search_path);
@@ -160,7 +154,7 @@ PreparedJob prepare_job(const config::LoadedJob& loaded, const Host& host, Outpu
   prepared.files = std::make_unique<ModelFiles>(job.models);
   audit_models(*prepared.files, job);
   job = with_model_defaults(std::move(job), prepared.files->model_version());
-  prepared.plan = make_plan(job, *prepared.files, world_size);
+  prepared.plan = make_plan(job, *prepared.files, world_size, devices);
   if (!job.seed) job.seed = draw_seed();
   return prepared;
 }
@@ -168,6 +162,7 @@ PreparedJob prepare_job(const config::LoadedJob& loaded, const Host& host, Outpu
 Phases run_job(const PreparedJob& prepared, const Host& host, const Ranks& ranks) {
   const auto& [job, ffmpeg, files, plan] = prepared;
   if (ranks.is_driver()) log_header(prepared);
+  ranks.attach_gpus(plan.gpus);
   Phases phases(plan.device);
   const Session session{job, *files, plan, phases, ffmpeg, ranks};
   const std::string job_yaml = config::to_yaml(job);
@@ -212,6 +207,7 @@ Phases decode_job(const PreparedJob& prepared, const io::LatentsFile& file, cons
 
 ClipLatents run_latents(const PreparedJob& prepared, const Ranks& ranks) {
   const auto& [job, ffmpeg, files, plan] = prepared;
+  ranks.attach_gpus(plan.gpus);
   Phases phases(plan.device);
   return run_pipeline({job, *files, plan, phases, ffmpeg, ranks}, *job.seed, nullptr);
 }
