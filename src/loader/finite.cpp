@@ -55,6 +55,14 @@ void check_finite(const at::Tensor& values, const std::string& name,
                   const std::filesystem::path& file) {
   FLOTILLA_ASSERT(values.is_contiguous() && values.device().is_cpu());
   if (all_finite(values)) return;
+  if (values.scalar_type() == at::kFloat8_e4m3fn) {
+    fail(ErrorKind::input,
+         fmt::format(
+             "tensor \"{}\" of \"{}\" holds NaN, infinity or a number beyond 448, the largest "
+             "of the 8-bit format that it is stored in here; use precision: bf16, or get "
+             "the file again",
+             name, file.string()));
+  }
   fail(ErrorKind::input,
        fmt::format(
            "tensor \"{}\" of \"{}\" holds NaN or infinity (read as {}); the file is damaged, "

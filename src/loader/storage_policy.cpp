@@ -53,13 +53,6 @@ bool fits_rows(const TensorInfo& scale, const TensorInfo& weight) {
           (count == num_rows(weight) && !scale.shape.empty() && scale.shape[0] == count));
 }
 
-// Scales [n] that make the largest number of each row the largest of e4m3, and the rows in them.
-void quantise_rows(const at::Tensor& rows, const at::Tensor& out, const at::Tensor& scales) {
-  const at::Tensor largest = rows.abs().amax(/*dim=*/1).clamp_min(1e-12);
-  scales.copy_(largest / kLargestE4m3);
-  out.copy_((rows / scales.unsqueeze(1)).clamp(-kLargestE4m3, kLargestE4m3));
-}
-
 }  // namespace
 
 std::string_view StoragePolicy::name() const {
@@ -82,6 +75,12 @@ bool is_quantised_layer(std::string_view tensor) {
                      [layer](std::string_view name) { return layer.ends_with(name); });
 }
 
+void quantise_rows(const at::Tensor& rows, const at::Tensor& out, const at::Tensor& scales) {
+  const at::Tensor largest = rows.abs().amax(/*dim=*/1).clamp_min(1e-12);
+  scales.copy_(largest / kLargestE4m3);
+  out.copy_((rows / scales.unsqueeze(1)).clamp(-kLargestE4m3, kLargestE4m3));
+}
+
 FileStorage::FileStorage(std::shared_ptr<const Checkpoint> file, StoragePolicy policy)
     : file_(std::move(file)), policy_(policy) {
   for (const auto& [name, info] : file_->tensors()) file_is_quantised_ |= info.dtype == kE4m3;
@@ -102,10 +101,12 @@ bool FileStorage::is_scale(const std::string& name) const {
 }
 
 bool FileStorage::has_row_scales(const std::string& name) const {
-  if (policy_.eight_bit != EightBit::scaled || !name.ends_with(kWeight)) return false;
+  const TensorInfo& info = file_->tensors().at(name);
+  if (policy_.eight_bit != EightBit::scaled || !name.ends_with(kWeight) || info.shape.size() != 2)
+    return false;
   // A file that is quantised itself says which layers bear it: the first and last blocks of the
   // official ones stay bfloat16.
-  return file_is_quantised_ ? file_->tensors().at(name).dtype == kE4m3 : is_quantised_layer(name);
+  return file_is_quantised_ ? info.dtype == kE4m3 : is_quantised_layer(name);
 }
 
 at::ScalarType FileStorage::dtype_of(const std::string& name) const {

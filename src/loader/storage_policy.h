@@ -38,6 +38,10 @@ struct StoragePolicy {
 // Whether `tensor` (any prefix) is the weight or bias of a layer that the 8-bit policies quantise.
 bool is_quantised_layer(std::string_view tensor);
 
+// Rounds rows [n, in] of float32 to e4m3 `out` [n, in] and float32 `scales` [n]: the largest
+// magnitude of each row becomes the largest of e4m3. Rows do not depend on each other.
+void quantise_rows(const at::Tensor& rows, const at::Tensor& out, const at::Tensor& scales);
+
 // The tensors of one file under one policy.
 class FileStorage {
  public:
