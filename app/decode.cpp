@@ -5,6 +5,7 @@
 #include "app/command.h"
 #include "app/launcher.h"
 #include "app/options.h"
+#include "comm/rank_context.h"
 #include "io/latents_file.h"
 #include "pipeline/outputs.h"
 #include "pipeline/run_job.h"
@@ -16,8 +17,9 @@ constexpr Usage kUsage = {
     "decode", "flotilla decode LATENTS.h5 [options]",
     "Decodes the latents that \"flotilla run\" wrote to output.latents. The job is the one in the "
     "file;\n"
-    "options change its keys, for example --output or --set decoder.tiling=off.",
-    "LATENTS.h5"};
+    "options change its keys, for example --output or --set decoder.tiling=off.\n"
+    "Under mpirun the ranks decode in tiles together.",
+    "LATENTS.h5", /*many_ranks=*/true};
 
 // What a decode reads of the job; the rest has done its work. It reads a latents file and writes
 // none.
@@ -36,22 +38,36 @@ std::vector<config::Override> overrides_of(const po::variables_map& values) {
   return overrides;
 }
 
+// Each rank reads the file for itself.
+int decode_file(const std::string& path, const po::variables_map& values,
+                const pipeline::Ranks& ranks) {
+  const io::LatentsFile file = ranks.agreed([&] {
+    return io::read_latents(path, {io::latents::kStage2Video, io::latents::kStage2Audio});
+  });
+  const auto outputs = ranks.is_driver() ? pipeline::Outputs::checked : pipeline::Outputs::ignored;
+  const pipeline::PreparedJob prepared = ranks.agreed([&] {
+    const auto loaded =
+        config::load_job_text(file.job_yaml, path + ": job_yaml", ".", overrides_of(values), path);
+    return pipeline::prepare_job(loaded, host(), outputs, ranks);
+  });
+  const pipeline::Phases phases = pipeline::decode_job(prepared, file, host(), ranks);
+  if (!ranks.is_driver()) return 0;
+  for (const auto& line : pipeline::describe_outputs(prepared.job, prepared.plan))
+    fmt::print("{}\n", line);
+  for (const auto& line : pipeline::phase_table(phases)) fmt::print("{}\n", line);
+  return 0;
+}
+
 }  // namespace
 
 int decode(const Arguments& arguments) {
   const auto values = parse(kUsage, job_options(kKeys), arguments);
   if (!values) return 0;
   const std::string path = positional(kUsage, *values);
-  const io::LatentsFile file =
-      io::read_latents(path, {io::latents::kStage2Video, io::latents::kStage2Audio});
-  const auto loaded =
-      config::load_job_text(file.job_yaml, path + ": job_yaml", ".", overrides_of(*values), path);
-  const pipeline::PreparedJob prepared = pipeline::prepare_job(loaded, host());
-  const pipeline::Phases phases = pipeline::decode_job(prepared, file, host());
-  for (const auto& line : pipeline::describe_outputs(prepared.job, prepared.plan))
-    fmt::print("{}\n", line);
-  for (const auto& line : pipeline::phase_table(phases)) fmt::print("{}\n", line);
-  return 0;
+  if (launched_ranks().world_size == 1) return decode_file(path, *values, {});
+  return comm::run_on_ranks({.environment = host().variable}, [&](comm::RankContext& context) {
+    return decode_file(path, *values, {&context});
+  });
 }
 
 }  // namespace flotilla::app

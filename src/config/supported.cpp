@@ -1,6 +1,5 @@
 // What a valid job may ask for and this version does not run yet, and the choice of `auto` values.
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <string>
 #include <string_view>
@@ -36,7 +35,6 @@ void check_threads(const Job& job, const Origins& origins, Problems& problems) {
 void check_supported(const Job& job, const Origins& origins, int64_t world_size) {
   const bool is_fp8 =
       job.precision == Precision::fp8_cast || job.precision == Precision::fp8_scaled_mm;
-  const auto& grid = job.decoder.tiles.grid;
   const Unsupported table[] = {
       {is_fp8, "precision", std::string(to_string(job.precision)), "use auto, fp32 or bf16"},
       {job.offload != Offload::none, "offload", std::string(to_string(job.offload)), "use none"},
@@ -46,8 +44,6 @@ void check_supported(const Job& job, const Origins& origins, int64_t world_size)
        fmt::format("{}", job.limits.max_hours.value_or(0)), "remove it"},
       {!job.limits.stop_file.empty(), "limits.stop_file", job.limits.stop_file.string(),
        "remove it"},
-      {grid && *grid != TileGrid{1, 1, 1}, "decoder.tiles.grid",
-       fmt::format("[{}]", fmt::join(grid.value_or(TileGrid{}), ", ")), "use auto"},
   };
   Problems problems;
   for (const auto& [is_asked_for, key, value, instead] : table) {

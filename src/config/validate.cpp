@@ -213,6 +213,16 @@ void check_axis_tiling(Checker& checker, const std::string& key, const AxisTilin
   }
 }
 
+// Frames of the longest of the ranks' temporal tiles, 8 a latent cell as tile sizes count them.
+int64_t longest_temporal_tile(const Video& video, int64_t tiles, int64_t overlap) {
+  const int64_t latents = (video.num_frames - 1) / kFramesPerLatent + 1;
+  const int64_t cells = latents + overlap * (tiles - 1);
+  const int64_t size = cells / tiles;
+  const int64_t longer = cells % tiles;  // tiles of one cell more, the first ones
+  // All but the first begin one cell earlier, since the decoder is causal.
+  return std::max(size + (longer > 0 ? 1 : 0), size + 1 + (longer > 1 ? 1 : 0)) * kFramesPerLatent;
+}
+
 void check_decoder(Checker& checker) {
   const Decoder& decoder = checker.job().decoder;
   check_grid(checker, "decoder.tiles.grid", decoder.tiles.grid, decoder.tiles.overlap.cells);
@@ -223,7 +233,10 @@ void check_decoder(Checker& checker) {
   checker.check(spatial.size || temporal.size, "decoder.tiling",
                 "gives no size; give spatial.size or temporal.size, or write off");
   const bool ranks_split_time = decoder.tiles.grid && decoder.tiles.grid->front() > 1;
-  checker.check(!ranks_split_time || !temporal.size, "decoder.tiling.temporal",
+  if (!ranks_split_time || !temporal.size || !checker.is_sound("video")) return;
+  const int64_t longest = longest_temporal_tile(checker.job().video, decoder.tiles.grid->front(),
+                                                decoder.tiles.overlap.cells.front());
+  checker.check(*temporal.size >= longest, "decoder.tiling.temporal",
                 "time is split over the ranks already (decoder.tiles.grid); only one can split it");
 }
 

@@ -42,14 +42,32 @@ StagePlan plan_stage(const std::string& name, const config::Video& video, int64_
   return stage;
 }
 
-diffusion::VideoTiling tiling_of(const config::Job& job, const vae::DecoderConfig& decoder,
+// Over the ranks. Exact runs on any number of ranks keep to one tile unless a grid is given.
+vae::TilePlan plan_decoder_tiles(const config::Job& job, const vae::DecoderConfig& decoder,
                                  const Plan& plan) {
+  const diffusion::VideoLatentSize& latent = plan.stage_2.grid.size;
+  parallel::DecoderGrid grid{{}, job.decoder.tiles.overlap.cells};
+  if (const auto& given = job.decoder.tiles.grid) {
+    grid.counts = {(*given)[0], (*given)[1], (*given)[2]};
+  } else if (job.reproducible == config::Reproducible::run) {
+    grid.counts = parallel::automatic_decoder_counts(latent, grid.overlap, plan.world_size);
+  }
+  return parallel::plan_decoder_grid(grid, latent, decoder.scale());
+}
+
+// Inside a rank, of the tiles of `grid`. Ranks on CPUs share the memory that `auto` looks at.
+diffusion::VideoTiling tiling_of(const config::Job& job, const vae::DecoderConfig& decoder,
+                                 const Plan& plan, const vae::TilePlan& grid) {
   using config::TilingMode;
   if (job.decoder.tiling.mode == TilingMode::off) return {};
   if (job.decoder.tiling.mode == TilingMode::automatic) {
-    return vae::automatic_tiling(decoder, plan.stage_2.grid.size,
-                                 static_cast<int64_t>(c10::elementSize(plan.dtype)),
-                                 plan.memory_bytes / kDecodeMemoryShare);
+    const int64_t sharers = plan.device.is_cpu() ? std::min(plan.world_size, grid.num_tiles()) : 1;
+    diffusion::VideoTiling tiling =
+        vae::automatic_tiling(decoder, parallel::largest_tile(grid, plan.stage_2.grid.size),
+                              static_cast<int64_t>(c10::elementSize(plan.dtype)),
+                              plan.memory_bytes / kDecodeMemoryShare / sharers);
+    if (grid.frames.size() > 1) tiling.frames = {};  // time is cut once
+    return tiling;
   }
   diffusion::VideoTiling tiling;
   const auto axis = [](const config::AxisTiling& given) {
@@ -219,8 +237,9 @@ Plan make_plan(const config::Job& job, const ModelFiles& files, int64_t world_si
   plan.audio_timing = audio.timing();
   plan.audio = diffusion::audio_latent_size(plan.stage_2.pixels, audio.latent_channels,
                                             audio.latent_bins(), plan.audio_timing);
-  plan.decode_tiles =
-      vae::plan_tiles(tiling_of(job, decoder, plan), plan.stage_2.grid.size, decoder.scale());
+  const vae::TilePlan grid = plan_decoder_tiles(job, decoder, plan);
+  plan.decode = parallel::plan_decode(grid, tiling_of(job, decoder, plan, grid), decoder.scale(),
+                                      world_size);
   plan.format = {job.video.width,
                  job.video.height,
                  job.video.num_frames,
@@ -247,7 +266,7 @@ std::vector<std::string> Plan::describe() const {
                     stage->grid.size.num_tokens(), audio.num_tokens(), stage->num_steps(),
                     stage->guidance.describe() + describe_parallel(*stage, world_size)));
   }
-  lines.push_back("decode: " + decode_tiles.describe());
+  lines.push_back("decode: " + decode.describe(world_size));
   return lines;
 }
 

@@ -13,11 +13,11 @@
 #include "diffusion/positions.h"
 #include "diffusion/schedule.h"
 #include "io/frame_sink.h"
+#include "parallel/decode_plan.h"
 #include "parallel/tile_grid.h"
 #include "pipeline/guidance_plan.h"
 #include "pipeline/model_files.h"
 #include "pipeline/rank_devices.h"
-#include "vae/tile_plan.h"
 
 namespace flotilla::pipeline {
 
@@ -50,7 +50,7 @@ struct Plan {
   StagePlan stage_2;
   diffusion::AudioLatentSize audio;
   diffusion::AudioTiming audio_timing;
-  vae::TilePlan decode_tiles;
+  parallel::DecodePlan decode;
   io::VideoFormat format;
   std::vector<std::string> warnings;  // for the log, once
 

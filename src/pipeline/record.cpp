@@ -41,7 +41,7 @@ std::vector<Json> gather_reports(const PreparedJob& prepared, const Phases& phas
   return reports;
 }
 
-// Over the ranks that have the entry: the driver alone decodes.
+// Over the ranks that have the entry: not all of them decode.
 io::RankSpread spread_of(const std::vector<Json>& reports, const Json::json_pointer& entry) {
   std::vector<double> values;
   for (const auto& report : reports) {
@@ -80,8 +80,8 @@ Json plan_of(const PreparedJob& prepared) {
                          {"passes", passes_of(stage->guidance)},
                          {"pass_order", to_string(stage->guidance.order)}};
   }
-  json["decode_tiles"] = plan.decode_tiles.num_tiles();
-  json["decode"] = plan.decode_tiles.describe();
+  json["decode_tiles"] = plan.decode.num_tiles();
+  json["decode"] = plan.decode.describe(plan.world_size);
   return json;
 }
 

@@ -4,6 +4,7 @@
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 
+#include <optional>
 #include <random>
 
 #include "base/error.h"
@@ -13,6 +14,7 @@
 #include "config/writer.h"
 #include "gpu/device.h"
 #include "io/ffmpeg.h"
+#include "pipeline/decode.h"
 #include "pipeline/distilled.h"
 #include "pipeline/model_defaults.h"
 #include "pipeline/outputs.h"
@@ -99,23 +101,28 @@ ClipLatents run_pipeline(const Session& session, uint64_t seed, io::LatentsFile*
   fail(ErrorKind::internal, "unknown pipeline");
 }
 
-// Sound first: the clip's file can only be completed when it has both. The latents are on disk by
-// then, so a decode that fails loses nothing.
+// The driver writes what all ranks decode. The latents are on disk by then, so a decode that fails
+// loses nothing. Collective; errors are agreed on.
 void decode_and_write(const Session& session, const ClipLatents& latents,
                       const std::string& job_yaml, io::LatentsFile* record) {
-  ClipWriter writer(session.job, session.plan, session.ffmpeg, job_yaml);
-  if (session.job.output.audio) {
-    const audio::Waveform waveform = decode_audio(session, latents.audio);
-    writer.set_audio(waveform);
-    if (record != nullptr) {
-      record->tensors[io::latents::kDecodedAudio] = waveform.samples[0].to(at::kCPU, at::kFloat);
-      record->sample_rate = waveform.sample_rate;
-    }
+  const Ranks& ranks = session.ranks;
+  std::optional<ClipWriter> writer;
+  ranks.agreed([&] {
+    if (ranks.is_driver()) writer.emplace(session.job, session.plan, session.ffmpeg, job_yaml);
+  });
+  const auto sound = decode_clip(session, latents, writer ? &writer->frames() : nullptr);
+  ranks.agreed([&] {
+    if (!writer) return;
+    if (sound) writer->set_audio(*sound);
+    session.phases.run("decode_video", [&] { writer->frames().finish(); });
+  });
+  if (!writer || record == nullptr) return;
+  if (sound) {
+    record->tensors[io::latents::kDecodedAudio] = sound->samples[0].to(at::kCPU, at::kFloat);
+    record->sample_rate = sound->sample_rate;
   }
-  decode_video(session, latents.video, writer.frames());
-  if (record != nullptr && session.job.output.save_frames) {
-    record->tensors[io::latents::kDecodedVideo] = writer.saved_frames();
-  }
+  if (session.job.output.save_frames)
+    record->tensors[io::latents::kDecodedVideo] = writer->saved_frames();
 }
 
 }  // namespace
@@ -175,9 +182,7 @@ Phases run_job(const PreparedJob& prepared, const Host& host, const Ranks& ranks
                [&] { io::write_latents(job.output.latents, record, job.output.overwrite); });
     phases.note_latents(job.output.latents);
   }
-  if (ranks.is_driver()) {
-    decode_and_write(session, latents, job_yaml, wants_latents ? &record : nullptr);
-  }
+  decode_and_write(session, latents, job_yaml, wants_latents ? &record : nullptr);
   if (wants_latents) {
     // Again, with what was decoded; the file from before the decode is replaced.
     phases.run("write_latents",
@@ -187,21 +192,23 @@ Phases run_job(const PreparedJob& prepared, const Host& host, const Ranks& ranks
   return phases;
 }
 
-Phases decode_job(const PreparedJob& prepared, const io::LatentsFile& file, const Host& host) {
+Phases decode_job(const PreparedJob& prepared, const io::LatentsFile& file, const Host& host,
+                  const Ranks& ranks) {
   const auto& [job, ffmpeg, files, plan] = prepared;
   Phases phases(plan.device);
-  const Session session{job, *files, plan, phases, ffmpeg};
+  const Session session{job, *files, plan, phases, ffmpeg, ranks};
   ClipLatents latents{file.tensors.at(io::latents::kStage2Video),
                       file.tensors.at(io::latents::kStage2Audio)};
-  if (!plan.decode_tiles.fits(latents.video)) {
+  ranks.agreed([&, &plan = plan] {
+    if (plan.decode.fits(latents.video)) return;
     fail(ErrorKind::input,
          fmt::format("the latents are of shape {}, the job asks for a clip of {} x {}, {} frames",
                      shape_text(latents.video.sizes().vec()), plan.format.width, plan.format.height,
                      plan.format.num_frames));
-  }
+  });
   for (const auto& line : plan.describe()) log::debug("plan", "{}", line);
   decode_and_write(session, latents, config::to_yaml(job), nullptr);
-  write_metrics(prepared, phases, host);
+  write_metrics(prepared, phases, host, ranks);
   return phases;
 }
 
@@ -217,9 +224,8 @@ Phases run_without_outputs(const PreparedJob& prepared) {
   Phases phases(plan.device);
   const Session session{job, *files, plan, phases, ffmpeg};
   const ClipLatents latents = run_pipeline(session, *job.seed, nullptr);
-  if (job.output.audio) decode_audio(session, latents.audio);
   NullSink sink;
-  decode_video(session, latents.video, sink);
+  decode_clip(session, latents, &sink);
   return phases;
 }
 

@@ -49,8 +49,9 @@ uint64_t draw_seed();
 Phases run_job(const PreparedJob& prepared, const Host& host, const Ranks& ranks = {});
 
 // Decodes the latents of `file` (written by run_job) and writes the clip of `prepared`. Errors
-// (ErrorKind::input): the file lacks latents, or they are of another size.
-Phases decode_job(const PreparedJob& prepared, const io::LatentsFile& file, const Host& host);
+// (ErrorKind::input): the file lacks latents, or they are of another size. Collective.
+Phases decode_job(const PreparedJob& prepared, const io::LatentsFile& file, const Host& host,
+                  const Ranks& ranks = {});
 
 // The latents of the clip alone. Collective.
 ClipLatents run_latents(const PreparedJob& prepared, const Ranks& ranks);

@@ -15,7 +15,6 @@
 #include "io/image_resize.h"
 #include "ops/linear.h"
 #include "pipeline/stage_runner.h"
-#include "vae/decoder.h"
 #include "vae/encoder.h"
 
 namespace flotilla::pipeline {
@@ -42,33 +41,6 @@ void report_loras(const std::vector<loader::LoraWithStrength>& loras,
               counts[i].applied, counts[i].skipped);
   }
 }
-
-// Whether all frames are one colour, give or take a level: then something is wrong with the models
-// or the prompt, though every number is finite.
-class ColourWatch {
- public:
-  // frames: uint8 [F, H, W, 3]. Looks no further than the first frame that varies.
-  void look(const at::Tensor& frames) {
-    for (int64_t f = 0; f < frames.size(0) && !varies_; ++f) {
-      const at::Tensor low = at::amin(frames[f], {0, 1}).to(at::kInt);  // [3]
-      const at::Tensor high = at::amax(frames[f], {0, 1}).to(at::kInt);
-      low_ = low_.defined() ? at::minimum(low_, low) : low;
-      high_ = high_.defined() ? at::maximum(high_, high) : high;
-      varies_ = (high_ - low_).max().item<int>() > 1;
-    }
-  }
-  void warn() const {
-    if (varies_ || !low_.defined()) return;
-    log::warn("decode",
-              "every pixel of every frame is the same colour, red {} green {} blue {}: see "
-              "docs/troubleshooting.md",
-              low_[0].item<int>(), low_[1].item<int>(), low_[2].item<int>());
-  }
-
- private:
-  at::Tensor low_, high_;  // of each channel so far
-  bool varies_ = false;
-};
 
 // Frame 0 replaces the first latent; later frames, and negative ones (before the clip), are
 // appended.
@@ -215,42 +187,6 @@ at::Tensor upsample(const Session& session, const at::Tensor& video_latent) {
     const auto model =
         upsampler::LatentUpsampler::from_checkpoint(files.upsampler(), plan.dtype, plan.device);
     return upsampler::upsample_video(model, video_latent, statistics.mean, statistics.std);
-  });
-}
-
-void decode_video(const Session& session, const at::Tensor& video_latent, io::FrameSink& sink) {
-  session.phases.run("decode_video", [&] {
-    const auto& [files, plan] = std::tie(session.files, session.plan);
-    const auto decoder =
-        vae::VideoDecoder::from_checkpoint(files.video_vae(), plan.dtype, plan.device);
-    int64_t next_frame = 0;
-    ColourWatch colours;
-    Progress progress("decode", plan.decode_tiles.num_tiles());
-    decoder.decode_frames(
-        video_latent.to(plan.device, plan.dtype), plan.decode_tiles,
-        [&](const at::Tensor& frames) {
-          const at::Tensor bytes = vae::to_uint8(frames);
-          colours.look(bytes);
-          sink.push(io::make_frame_batch(bytes, next_frame));
-          next_frame += frames.size(0);
-        },
-        [&](int64_t done, int64_t) { progress.update(done); });
-    sink.finish();
-    colours.warn();
-  });
-}
-
-audio::Waveform decode_audio(const Session& session, const at::Tensor& audio_latent) {
-  return session.phases.run("decode_audio", [&] {
-    const auto& [files, plan] = std::tie(session.files, session.plan);
-    const auto decoder =
-        audio::AudioDecoder::from_checkpoint(files.audio_vae(), plan.dtype, plan.device);
-    const auto vocoder = audio::Vocoder::from_checkpoint(files.audio_vae(), plan.device);
-    auto waveform = audio::decode_audio(decoder, vocoder, audio_latent.to(plan.device, plan.dtype));
-    if (!at::isfinite(waveform.samples).all().item<bool>()) {
-      fail(ErrorKind::non_finite, "the decoded sound has non-finite samples");
-    }
-    return waveform;
   });
 }
 

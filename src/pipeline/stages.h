@@ -1,6 +1,6 @@
-// The stages that pipelines are made of: text, conditioning images, denoising, upsampling,
-// decoding. Each loads the model that it needs, reports its phases, and lets go of what is not used
-// again.
+// The stages that pipelines are made of: text, conditioning images, denoising, upsampling. Each
+// loads the model that it needs, reports its phases, and lets go of what is not used again.
+// Next: text_stage.cpp, and decode.h, where the clip becomes frames and sound.
 #pragma once
 
 #include <filesystem>
@@ -8,12 +8,10 @@
 #include <string>
 #include <vector>
 
-#include "audio/vocoder.h"
 #include "config/job.h"
 #include "diffusion/conditioning.h"
 #include "diffusion/denoise_loop.h"
 #include "diffusion/noise.h"
-#include "io/frame_sink.h"
 #include "io/latents_file.h"
 #include "pipeline/model_files.h"
 #include "pipeline/pass_runner.h"
@@ -95,10 +93,5 @@ StageLatents denoise(const Session& session, const DenoiseRequest& request);
 
 // Stage 1's video latent at twice the size.
 at::Tensor upsample(const Session& session, const at::Tensor& video_latent);
-
-// Decodes tile by tile into `sink`, in time order; frames are uint8. Errors
-// (ErrorKind::non_finite).
-void decode_video(const Session& session, const at::Tensor& video_latent, io::FrameSink& sink);
-audio::Waveform decode_audio(const Session& session, const at::Tensor& audio_latent);
 
 }  // namespace flotilla::pipeline

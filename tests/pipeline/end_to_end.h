@@ -41,6 +41,12 @@ inline config::Job end_to_end_job(config::Job base, const nlohmann::json& params
   return base;
 }
 
+// The grid over the ranks in which a golden's frames were decoded.
+inline config::DecoderTiles decoder_tiles_of(const nlohmann::json& params) {
+  const auto overlap = params.at("decoder_overlap").get<int64_t>();
+  return {params.at("decoder_grid").get<config::TileGrid>(), {{overlap, overlap, overlap}}};
+}
+
 class EndToEndTest : public ::testing::TestWithParam<EndToEndCase> {
  protected:
   using Pipeline = pipeline::ClipLatents (&)(const pipeline::Session&, uint64_t, io::LatentsFile*);

@@ -10,6 +10,7 @@
 #include "config/validate.h"
 #include "gpu/device.h"
 #include "io/frame_sink.h"
+#include "pipeline/decode.h"
 #include "pipeline/distilled.h"
 #include "pipeline/model_defaults.h"
 #include "pipeline/run_job.h"
@@ -57,24 +58,26 @@ inline config::Job demo_job(const std::string& prompt, uint64_t seed) {
   return job;
 }
 
-// A job with what its stages need.
+// A job with what its stages need, on this rank alone or on several.
 struct PieceRunner {
-  explicit PieceRunner(const config::Job& given)
-      : files(given.models),
+  explicit PieceRunner(const config::Job& given, pipeline::Ranks with = {})
+      : ranks(with),
+        files(given.models),
         job(pipeline::with_model_defaults(given, files.model_version())),
-        plan(pipeline::make_plan(job, files)),
+        plan(pipeline::make_plan(job, files, ranks.world_size())),
         phases(plan.device) {
     gpu::disable_tf32();
   }
 
-  pipeline::Session session() { return {job, files, plan, phases, {}}; }
-  // uint8 [F, H, W, 3] of a latent.
+  pipeline::Session session() { return {job, files, plan, phases, {}, ranks}; }
+  // uint8 [F, H, W, 3] of a latent; undefined on ranks that are not the driver.
   at::Tensor decode(const at::Tensor& latent) {
     io::FrameCollector collector(plan.format);
-    pipeline::decode_video(session(), latent, collector);
-    return collector.frames().clone();
+    pipeline::decode_video(session(), latent, ranks.is_driver() ? &collector : nullptr);
+    return ranks.is_driver() ? collector.frames().clone() : at::Tensor();
   }
 
+  pipeline::Ranks ranks;
   pipeline::ModelFiles files;
   config::Job job;
   pipeline::Plan plan;

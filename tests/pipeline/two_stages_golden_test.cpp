@@ -41,6 +41,7 @@ config::Job job_of(const nlohmann::json& params, config::Device device = config:
     job.stage_2.parallel = config::Stage2Parallel::tdp;
     job.stage_2.tiles.grid = params.at("tdp_grid").get<config::TileGrid>();
     job.stage_2.tiles.overlap = params.at("tdp_overlap").get<int64_t>();
+    job.decoder.tiles = test::decoder_tiles_of(params);
   }
   return job;
 }
@@ -67,13 +68,14 @@ INSTANTIATE_TEST_SUITE_P(
                       test::EndToEndCase{"e2e_ti2vid_i2v", kTolerance, config::Device::cuda}),
     test::case_name);
 
-// Stage 2 in tiles, on one rank. (The golden's frames come from a decoder spread over ranks.)
+// Stage 2 and the decode in tiles, on one rank.
 using TiledTwoStagesGoldenTest = test::EndToEndTest;
 
-TEST_P(TiledTwoStagesGoldenTest, LatentsAndSoundMatch) {
+TEST_P(TiledTwoStagesGoldenTest, LatentsFramesAndSoundMatch) {
   test::PieceRunner runner(job_of(golden_.params()));
   ASSERT_EQ(runner.plan.stage_2.method, pipeline::StageParallel::tiles);
   const auto latents = check_latents(runner, pipeline::run_two_stages);
+  check_frames(runner.decode(latents.video));
   check_sound(pipeline::decode_audio(runner.session(), latents.audio));
 }
 
