@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -69,6 +70,7 @@ struct Checkpoint::File {
   fs::path path;
   SafetensorsHeader header;
   int fd = -1;
+  struct stat status = {};  // when it was opened
   std::atomic<int64_t> bytes_read{0};
   ~File() {
     if (fd >= 0) ::close(fd);
@@ -83,7 +85,7 @@ void Checkpoint::add_file(const fs::path& path) {
   file->path = path;
   file->header = read_safetensors_header(path);
   file->fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (file->fd < 0) {
+  if (file->fd < 0 || ::fstat(file->fd, &file->status) != 0) {
     fail(ErrorKind::input,
          fmt::format("cannot open \"{}\": {}", path.string(), std::strerror(errno)));
   }
@@ -166,6 +168,16 @@ std::string Checkpoint::digest() const {
   return fmt::format("{:016x}", hash);
 }
 
+std::string Checkpoint::identity() const {
+  std::string text;
+  for (const auto& file : files_) {
+    const struct stat& is = file->status;
+    text += fmt::format("{}/{}/{}/{}.{:09};", is.st_dev, is.st_ino, is.st_size, is.st_mtim.tv_sec,
+                        is.st_mtim.tv_nsec);
+  }
+  return text;
+}
+
 int64_t Checkpoint::file_bytes() const {
   int64_t bytes = 0;
   for (const auto& file : files_) bytes += file->header.file_bytes;
@@ -215,6 +227,13 @@ void Checkpoint::read_elements(const std::string& name, int64_t first,
 void Checkpoint::read_into(const std::string& name, const at::Tensor& out) const {
   FLOTILLA_ASSERT(out.numel() == info_of(name).numel());
   read_elements(name, 0, out);
+}
+
+void Checkpoint::read_rows_into(const std::string& name, int64_t first_row,
+                                const at::Tensor& out) const {
+  FLOTILLA_ASSERT(out.dim() > 0 && out.size(0) > 0);
+  info_of(name);
+  read_elements(name, first_row * (out.numel() / out.size(0)), out);
 }
 
 at::Tensor Checkpoint::read(const std::string& name) const {

@@ -39,6 +39,9 @@ class Checkpoint {
   std::string model_version() const;
   // Digest (hex) of headers and sizes: identifies the file without reading the weights.
   std::string digest() const;
+  // Which files these are on this machine, and as of when: two checkpoints with the same identity
+  // hold the same weights.
+  std::string identity() const;
   int64_t file_bytes() const;
   // Weight bytes read so far through this object (headers not counted).
   int64_t bytes_read() const;
@@ -46,6 +49,9 @@ class Checkpoint {
   // Reads `name` into `out`, a contiguous CPU tensor of the tensor's shape and any
   // floating dtype; converts block by block, without a second full copy.
   void read_into(const std::string& name, const at::Tensor& out) const;
+  // Reads the rows (of dimension 0; a scalar is one row) of `name` from `first_row` on into `out`,
+  // [rows, ...], otherwise as read_into().
+  void read_rows_into(const std::string& name, int64_t first_row, const at::Tensor& out) const;
   // Reads a whole tensor in its stored dtype, on the CPU. Errors (ErrorKind::input): no such name.
   at::Tensor read(const std::string& name) const;
   // Rows [begin, end) of a tensor with at least one dimension, otherwise as read().

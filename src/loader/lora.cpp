@@ -121,6 +121,35 @@ at::Tensor checked(const Checkpoint& file, const std::string& factor, at::Tensor
   return values;
 }
 
+// The blocks that rows [begin, end) of `num_rows` lie in.
+std::pair<int64_t, int64_t> whole_blocks(int64_t begin, int64_t end, int64_t num_rows) {
+  return {begin / kRowBlock * kRowBlock,
+          std::min((end + kRowBlock - 1) / kRowBlock * kRowBlock, num_rows)};
+}
+
+// A product on its way into a block of rows.
+struct Term {
+  at::Tensor a;  // [rank, in]
+  at::Tensor b;  // [rows of some blocks, rank], on the host
+  double factor;
+};
+
+// Sum of the products for `num_rows` rows from row `begin` of the terms' B on: [num_rows, in].
+at::Tensor sum_of(const std::vector<Term>& terms, int64_t begin, int64_t num_rows) {
+  at::Tensor sum;
+  for (const auto& [a, all_b, factor] : terms) {
+    const at::Tensor b = all_b.narrow(0, begin, num_rows).to(a.options());
+    // The rounding of the reference: the first product scales B before it multiplies, the others
+    // are scaled while they are added.
+    if (!sum.defined()) {
+      sum = at::matmul(b * factor, a);
+    } else {
+      sum.addmm_(b, a, /*beta=*/1, /*alpha=*/factor);
+    }
+  }
+  return sum;
+}
+
 at::ScalarType type_of(LoraAggregation aggregation) {
   return aggregation == LoraAggregation::bfloat16 ? at::kBFloat16 : at::kFloat;
 }
@@ -138,9 +167,23 @@ LoraFile::LoraFile(std::shared_ptr<const Checkpoint> checkpoint)
   if (modules_.empty()) fail(ErrorKind::input, fmt::format("\"{}\" holds no LoRA factors", path));
 }
 
+const LoraFactors::Pair& LoraFactors::read(const std::shared_ptr<const LoraFile>& file,
+                                           const LoraModule& module, int64_t begin, int64_t end) {
+  Pair& pair = pairs_[&module];
+  if (pair.b.defined() && pair.begin <= begin && end <= pair.end) return pair;
+  const Checkpoint& source = file->checkpoint();
+  pair = {.file = file,
+          .a = checked(source, module.a, source.read(module.a)),
+          .b = checked(source, module.b, source.read_rows(module.b, begin, end)),
+          .begin = begin,
+          .end = end};
+  return pair;
+}
+
 LoraSet::LoraSet(const WeightArena& arena, std::string_view prefix,
                  std::span<const LoraWithStrength> loras) {
   for (const auto& [file, strength] : loras) {
+    identity_ += fmt::format("{} * {}\n", strength, file->checkpoint().identity());
     FaultList faults;
     LoraCounts& counts = counts_.emplace_back();
     for (const auto& [name, module] : file->modules()) {
@@ -175,66 +218,40 @@ std::vector<std::string> LoraSet::weight_names() const {
   return names;
 }
 
-at::Tensor LoraSet::sum_products(const std::vector<Product>& products,
-                                 const std::vector<at::Tensor>& a, int64_t begin, int64_t end) {
-  at::Tensor sum;
-  for (size_t i = 0; i < products.size(); ++i) {
-    const auto& [file, module, factor] = products[i];
-    const Checkpoint& source = file->checkpoint();
-    const at::Tensor b =
-        checked(source, module->b, source.read_rows(module->b, begin, end)).to(a[i].options());
-    // The rounding of the reference: the first product scales B before it multiplies, the others
-    // are scaled while they are added.
-    if (i == 0) {
-      sum = at::matmul(b * factor, a[i]);
-    } else {
-      sum.addmm_(b, a[i], /*beta=*/1, /*alpha=*/factor);
-    }
+void LoraSet::read_factors(const std::string& name, int64_t begin, int64_t end,
+                           LoraFactors& factors) const {
+  const auto found = products_.find(name);
+  if (found == products_.end()) return;
+  for (const auto& [file, module, factor] : found->second) {
+    const auto [from, to] = whole_blocks(begin, end, module->out);
+    factors.read(file, *module, from, to);
   }
-  return sum;
 }
 
 void LoraSet::fuse_rows(const std::string& name, int64_t begin, const at::Tensor& rows,
-                        LoraAggregation aggregation) const {
+                        LoraFactors& factors, LoraAggregation aggregation) const {
   const auto found = products_.find(name);
   if (found == products_.end()) return;
-  const std::vector<Product>& products = found->second;
-  const int64_t num_rows = products.front().module->out;
+  const LoraModule& layer = *found->second.front().module;
   const int64_t end = begin + rows.size(0);
-  FLOTILLA_ASSERT(begin >= 0 && end <= num_rows && rows.size(1) == products.front().module->in);
+  FLOTILLA_ASSERT(begin >= 0 && end <= layer.out && rows.size(1) == layer.in);
   const auto options = rows.options().dtype(type_of(aggregation));
-  std::vector<at::Tensor> a;
-  for (const Product& product : products) {
-    const Checkpoint& source = product.file->checkpoint();
-    const std::string& factor = product.module->a;
-    a.push_back(checked(source, factor, source.read(factor)).to(options));
+  const auto [from, to] = whole_blocks(begin, end, layer.out);
+  std::vector<Term> terms;
+  for (const auto& [file, module, factor] : found->second) {
+    const auto& pair = factors.read(file, *module, from, to);
+    terms.push_back({pair.a.to(options), pair.b.narrow(0, from - pair.begin, to - from), factor});
   }
-
-  for (int64_t block = begin / kRowBlock * kRowBlock; block < end; block += kRowBlock) {
-    const int64_t block_end = std::min(block + kRowBlock, num_rows);
-    const int64_t from = std::max(begin, block);
-    const int64_t count = std::min(end, block_end) - from;
-    const at::Tensor target = rows.narrow(0, from - begin, count);
-    at::Tensor sum = sum_products(products, a, block, block_end).narrow(0, from - block, count);
+  for (int64_t block = from; block < to; block += kRowBlock) {
+    const int64_t block_rows = std::min(kRowBlock, to - block);
+    const int64_t first = std::max(begin, block);
+    const int64_t count = std::min(end, block + block_rows) - first;
+    const at::Tensor target = rows.narrow(0, first - begin, count);
+    at::Tensor sum = sum_of(terms, block - from, block_rows).narrow(0, first - block, count);
     // A float32 weight joins unrounded; e4m3 has no arithmetic of its own.
     sum.add_(target.scalar_type() == at::kFloat ? target : target.to(options));
     target.copy_(sum);
   }
-}
-
-std::vector<LoraCounts> fuse_loras(WeightArena& arena, std::string_view prefix,
-                                   std::span<const LoraWithStrength> loras,
-                                   LoraAggregation aggregation) {
-  const LoraSet set(arena, prefix, loras);
-  arena.restore();
-  try {
-    for (const std::string& name : set.weight_names())
-      set.fuse_rows(name, 0, arena.mutable_view(name), aggregation);
-  } catch (...) {
-    arena.restore();
-    throw;
-  }
-  return set.counts();
 }
 
 }  // namespace flotilla::loader

@@ -1,13 +1,12 @@
 // LoRAs: pairs of thin matrices A [rank, in] and B [out, rank] that change a linear layer's weight
 // to W + strength * alpha / rank * B A. Several are summed and added in one pass, in the rounding
 // of the LTX-2 reference (ltx_core/loader/fuse_loras.py). Everything that can be wrong with a file
-// is found from headers, before a weight changes; weights go back to the clean ones by reading
-// them again, never by subtraction.
+// is found from headers, before a weight changes.
 //
 //   const LoraFile file(Checkpoint::open(path))     the file's own faults
 //   const LoraSet set(arena, prefix, loras)         against the model's names and shapes
-//   fuse_loras(arena, prefix, loras)                the weights, in one process
-//   set.fuse_rows(name, begin, rows, ...)           or a rank's share of one weight
+//   set.fuse_rows(name, begin, rows, ...)           some rows of one weight
+// Next: fused_share.h, which fuses sets into a share of an arena and out again.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -69,26 +68,57 @@ struct LoraCounts {
 // reference for weights of any type, float32 ones included.
 enum class LoraAggregation { bfloat16, float32 };
 
+// Factors of LoRA files on the host, in their stored type. They can be read long before they are
+// used, so that a bad file is found before any work; sets that have a file in common share them.
+class LoraFactors {
+ public:
+  struct Pair {
+    std::shared_ptr<const LoraFile> file;  // owns the module that is the key
+    at::Tensor a;                          // [rank, in]
+    at::Tensor b;                          // rows [begin, end) of [out, rank]
+    int64_t begin = 0;
+    int64_t end = 0;
+  };
+  // Reads all of A and rows [begin, end) of B, unless they are there. Errors (ErrorKind::input):
+  // the file cannot be read; a factor holds NaN or infinity.
+  const Pair& read(const std::shared_ptr<const LoraFile>& file, const LoraModule& module,
+                   int64_t begin, int64_t end);
+  void clear() { pairs_.clear(); }
+
+ private:
+  std::map<const LoraModule*, Pair> pairs_;
+};
+
 // Several LoRAs, checked against one model.
 class LoraSet {
  public:
+  LoraSet() = default;  // none
   // `prefix` stands before the LoRAs' module names in the arena ("model.diffusion_model."). Works
   // on names and shapes alone, so also on an arena that is not loaded or on at::kMeta. A LoRA of
   // strength 0 is checked and changes nothing. Errors (ErrorKind::input), one a file: modules that
   // the model does not have, factors of another width than the weight.
   LoraSet(const WeightArena& arena, std::string_view prefix,
           std::span<const LoraWithStrength> loras);
+  // Sets of the same identity make the same weights from the same ones: the same files, unchanged
+  // since they were opened, at the same strengths in the same order.
+  const std::string& identity() const { return identity_; }
 
   // In the order of the LoRAs.
   const std::vector<LoraCounts>& counts() const { return counts_; }
   // Full names of the weights that change.
   std::vector<std::string> weight_names() const;
+  bool changes(const std::string& name) const { return products_.contains(name); }
 
+  // Reads into `factors` what fuse_rows() needs for rows [begin, end) of the weight; nothing for a
+  // weight that no LoRA changes. Errors: see LoraFactors.
+  void read_factors(const std::string& name, int64_t begin, int64_t end,
+                    LoraFactors& factors) const;
   // Fuses into `rows` [n, in], on any device, which holds rows [begin, begin + n) of the clean
   // weight `name`, in fp32, bf16 or e4m3 (dequantised, summed, rounded to nearest). A row's bytes
   // do not depend on the share that it is fused in. Does nothing for a weight that no LoRA changes.
-  // Errors (ErrorKind::input): the file cannot be read; a factor holds NaN or infinity.
+  // Reads what `factors` lacks; errors as there.
   void fuse_rows(const std::string& name, int64_t begin, const at::Tensor& rows,
+                 LoraFactors& factors,
                  LoraAggregation aggregation = LoraAggregation::bfloat16) const;
 
  private:
@@ -97,20 +127,9 @@ class LoraSet {
     const LoraModule* module;
     double factor;  // strength * scale
   };
-  // Sum of the products' rows [begin, end), [end - begin, in], of the type and on the device of
-  // `a`, their factors A.
-  static at::Tensor sum_products(const std::vector<Product>& products,
-                                 const std::vector<at::Tensor>& a, int64_t begin, int64_t end);
-
   std::map<std::string, std::vector<Product>> products_;  // by weight
   std::vector<LoraCounts> counts_;
+  std::string identity_;
 };
-
-// Makes a loaded arena hold the clean weights with exactly these LoRAs fused in; what was fused
-// before is gone. Not half a merge: errors of LoraSet come before any weight changes, and when a
-// file cannot be read on the way, the clean weights are back before the error leaves.
-std::vector<LoraCounts> fuse_loras(WeightArena& arena, std::string_view prefix,
-                                   std::span<const LoraWithStrength> loras,
-                                   LoraAggregation aggregation = LoraAggregation::bfloat16);
 
 }  // namespace flotilla::loader

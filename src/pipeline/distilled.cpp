@@ -14,9 +14,9 @@ ClipLatents run_distilled(const Session& session, uint64_t seed, io::LatentsFile
   keep(record, names::kAudioContext, contexts.positive.audio);
   const auto items = encode_images(session, {&plan.stage_1, &plan.stage_2});
 
-  const transformer::Transformer model = load_transformer(session);
+  const LoadedTransformer loaded = load_transformer(session);
   const StageLatents first = denoise(session, {.stage = plan.stage_1,
-                                               .model = model,
+                                               .model = loaded.model,
                                                .contexts = contexts,
                                                .items = items[0],
                                                .noise = noise,
@@ -28,7 +28,7 @@ ClipLatents run_distilled(const Session& session, uint64_t seed, io::LatentsFile
   keep(record, names::kUpscaledVideo, upscaled);
 
   const StageLatents second = denoise(session, {.stage = plan.stage_2,
-                                                .model = model,
+                                                .model = loaded.model,
                                                 .contexts = contexts,
                                                 .items = items[1],
                                                 .noise = noise,

@@ -111,8 +111,8 @@ int64_t ModelFiles::bytes_read() const {
 }
 
 void audit_models(const ModelFiles& files, const config::Job& job) {
-  const transformer::Transformer transformer(files.transformer(), at::kFloat, at::kMeta,
-                                             files.stage_2_loras());
+  const transformer::Transformer transformer(files.transformer(), at::kFloat, at::kMeta);
+  (void)transformer.lora_set(files.stage_2_loras());
   const text::PromptEncoder text(files.transformer(), files.text_encoder(), at::kFloat, at::kMeta);
   const auto decoder = vae::VideoDecoder::from_checkpoint(files.video_vae(), at::kFloat, at::kMeta);
   const int64_t vae_channels = decoder.config().latent_channels;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "comm/rank_context.h"
+#include "parallel/shared_weights.h"
 
 namespace flotilla::pipeline {
 
@@ -11,6 +12,15 @@ struct Ranks {
   int rank() const { return context != nullptr ? context->rank() : 0; }
   int world_size() const { return context != nullptr ? context->world_size() : 1; }
   bool is_driver() const { return rank() == 0; }
+
+  // Of all ranks; null for one that is alone.
+  comm::Communicator* world() const { return context != nullptr ? &context->world() : nullptr; }
+
+  // For weights that every rank needs: each reads a share. Collective; see load_shared().
+  loader::LoadArena load_arena() const {
+    if (context == nullptr) return loader::load_alone;
+    return [world = world()](loader::WeightArena& arena) { parallel::load_shared(arena, *world); };
+  }
 
   // Before tensors of GPUs pass between the ranks; `gpus` as in RankDevices. Collective.
   void attach_gpus(const std::vector<int>& gpus) const {

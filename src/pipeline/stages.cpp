@@ -83,12 +83,14 @@ diffusion::NoiseGenerator make_noise(const Session& session, uint64_t seed) {
 
 std::vector<text::TextContext> encode_prompts(const Session& session,
                                               const std::vector<NamedPrompt>& prompts) {
-  text::PromptEncoder encoder = session.phases.run("load_text", [&] {
-    text::PromptEncoder made(session.files.transformer(), session.files.text_encoder(),
-                             session.plan.dtype, session.plan.device);
-    made.load();
-    session.phases.add_bytes_read(made.gemma().bytes_read());
-    return made;
+  text::PromptEncoder encoder = session.ranks.agreed([&] {
+    return session.phases.run("load_text", [&] {
+      text::PromptEncoder made(session.files.transformer(), session.files.text_encoder(),
+                               session.plan.dtype, session.plan.device);
+      made.load(session.ranks.load_arena());
+      session.phases.add_bytes_read(made.gemma().bytes_read());
+      return made;
+    });
   });
   return session.phases.run("text", [&] {
     std::vector<text::TextContext> contexts;
@@ -107,8 +109,10 @@ std::vector<StageItems> encode_images(const Session& session,
   std::vector<StageItems> items(stages.size());
   if (session.job.images.empty()) return items;
   return session.phases.run("encode_images", [&] {
-    const auto encoder = vae::VideoEncoder::from_checkpoint(
-        session.files.video_vae(), session.plan.dtype, session.plan.device);
+    const auto encoder = session.ranks.agreed([&] {
+      return vae::VideoEncoder::from_checkpoint(session.files.video_vae(), session.plan.dtype,
+                                                session.plan.device, session.ranks.load_arena());
+    });
     for (size_t s = 0; s < stages.size(); ++s) {
       for (const auto& image : session.job.images) {
         FLOTILLA_ASSERT(image.crf.has_value());  // see with_model_defaults()
@@ -129,20 +133,35 @@ std::vector<StageItems> encode_images(const Session& session,
   });
 }
 
-transformer::Transformer load_transformer(const Session& session) {
-  const auto& loras = session.files.loras();
-  auto model = session.phases.run("load_transformer", [&] {
-    return transformer::Transformer(session.files.transformer(), session.plan.dtype,
-                                    session.plan.device, loras);
+LoadedTransformer load_transformer(const Session& session) {
+  const auto& [files, plan, ranks] = std::tie(session.files, session.plan, session.ranks);
+  auto loaded = ranks.agreed([&] {
+    return session.phases.run("load_transformer", [&] {
+      transformer::Transformer model(files.transformer(), plan.dtype,
+                                     plan.device, ranks.load_arena());
+      parallel::SharedWeightsOptions options;
+      if (session.job.models.fixed_loras) options.clean = loader::FusedShare::Clean::read_again;
+      parallel::SharedWeights weights(model.arena(), ranks.world(), options);
+      return LoadedTransformer{std::move(model), std::move(weights)};
+    });
   });
-  report_loras(loras, model.lora_counts(), "");
-  return model;
+  const auto set = loaded.model.lora_set(files.loras());
+  session.phases.run("load_transformer", [&] {
+    loaded.weights.read_factors(loaded.model.lora_set(files.stage_2_loras()));
+    loaded.weights.set_loras(set);
+  });
+  report_loras(files.loras(), set.counts(), "");
+  return loaded;
 }
 
-void fuse_stage_2_loras(const Session& session, transformer::Transformer& model) {
+void fuse_stage_2_loras(const Session& session, LoadedTransformer& transformer) {
   const auto& loras = session.files.stage_2_loras();
-  session.phases.run("fuse_loras", [&] { model.fuse_loras(loras); });
-  report_loras(loras, model.lora_counts(), " in stage 2");
+  const auto set = transformer.model.lora_set(loras);
+  session.phases.run("fuse_loras", [&] {
+    transformer.weights.set_loras(set);
+    transformer.weights.release_factors();
+  });
+  report_loras(loras, set.counts(), " in stage 2");
 }
 
 StageLatents denoise(const Session& session, const DenoiseRequest& request) {
@@ -183,9 +202,13 @@ StageLatents denoise(const Session& session, const DenoiseRequest& request) {
 at::Tensor upsample(const Session& session, const at::Tensor& video_latent) {
   return session.phases.run("upsample", [&] {
     const auto& [files, plan] = std::tie(session.files, session.plan);
-    const auto statistics = vae::load_statistics(files.video_vae(), plan.dtype, plan.device);
-    const auto model =
-        upsampler::LatentUpsampler::from_checkpoint(files.upsampler(), plan.dtype, plan.device);
+    const auto load = session.ranks.load_arena();
+    const auto statistics = session.ranks.agreed(
+        [&] { return vae::load_statistics(files.video_vae(), plan.dtype, plan.device, load); });
+    const auto model = session.ranks.agreed([&] {
+      return upsampler::LatentUpsampler::from_checkpoint(files.upsampler(), plan.dtype, plan.device,
+                                                         load);
+    });
     return upsampler::upsample_video(model, video_latent, statistics.mean, statistics.std);
   });
 }

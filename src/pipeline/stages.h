@@ -67,10 +67,17 @@ using StageItems = std::vector<diffusion::ConditioningItem>;
 std::vector<StageItems> encode_images(const Session& session,
                                       const std::vector<const StagePlan*>& stages);
 
-// The transformer with the LoRAs of the whole run fused in; logs a line for each of them.
-transformer::Transformer load_transformer(const Session& session);
-// The same weights, in place, with the LoRAs of stage 2.
-void fuse_stage_2_loras(const Session& session, transformer::Transformer& model);
+// The transformer and what swaps its LoRAs.
+struct LoadedTransformer {
+  transformer::Transformer model;
+  parallel::SharedWeights weights;
+};
+// With the LoRAs of the whole run fused in; logs a line for each of them. The factors of stage 2's
+// are read and checked too, so that nothing can be wrong with them hours later. Collective; errors
+// are agreed.
+LoadedTransformer load_transformer(const Session& session);
+// The same weights, in place, with the LoRAs of stage 2. Collective; errors are agreed.
+void fuse_stage_2_loras(const Session& session, LoadedTransformer& transformer);
 
 struct DenoiseRequest {
   const StagePlan& stage;

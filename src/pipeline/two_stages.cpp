@@ -27,9 +27,9 @@ ClipLatents run_two_stages(const Session& session, uint64_t seed, io::LatentsFil
   keep(record, names::kAudioContext, contexts.positive.audio);
   const auto items = encode_images(session, {&plan.stage_1, &plan.stage_2});
 
-  transformer::Transformer model = load_transformer(session);
+  LoadedTransformer loaded = load_transformer(session);
   const StageLatents first = denoise(session, {.stage = plan.stage_1,
-                                               .model = model,
+                                               .model = loaded.model,
                                                .contexts = contexts,
                                                .items = items[0],
                                                .noise = noise,
@@ -40,9 +40,9 @@ ClipLatents run_two_stages(const Session& session, uint64_t seed, io::LatentsFil
   const at::Tensor upscaled = upsample(session, first.video);
   keep(record, names::kUpscaledVideo, upscaled);
 
-  fuse_stage_2_loras(session, model);
+  fuse_stage_2_loras(session, loaded);
   const StageLatents second = denoise(session, {.stage = plan.stage_2,
-                                                .model = model,
+                                                .model = loaded.model,
                                                 .contexts = contexts,
                                                 .items = items[1],
                                                 .noise = noise,

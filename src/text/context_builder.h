@@ -29,8 +29,8 @@ class ContextBuilder {
   ContextBuilder(std::shared_ptr<const loader::Checkpoint> checkpoint, const GemmaConfig& gemma,
                  const std::string& gemma_name, at::ScalarType dtype, at::Device device);
 
-  // Reads the weights. Once.
-  void load() { arena_->load(); }
+  // Reads the weights. Once. Collective if `load` is.
+  void load(const loader::LoadArena& load = loader::load_alone) { load(*arena_); }
 
   const FeatureExtractorConfig& feature_config() const { return feature_config_; }
   const ConnectorConfig& connector_config(ConnectorKind kind) const;

@@ -85,8 +85,8 @@ class Gemma {
   Gemma(const std::filesystem::path& folder, at::ScalarType dtype, at::Device device,
         std::optional<LayerRange> range = std::nullopt);
 
-  // Reads the weights. Once.
-  void load() { arena_->load(); }
+  // Reads the weights. Once. Collective if `load` is.
+  void load(const loader::LoadArena& load = loader::load_alone) { load(*arena_); }
 
   const GemmaConfig& config() const { return config_; }
   const GemmaWeights& weights() const { return weights_; }

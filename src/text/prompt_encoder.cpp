@@ -39,9 +39,9 @@ PromptEncoder::PromptEncoder(std::shared_ptr<const loader::Checkpoint> checkpoin
   check_vocabulary(tokenizer_, gemma_->config(), gemma_folder);
 }
 
-void PromptEncoder::load() {
-  gemma_->load();
-  contexts_->load();
+void PromptEncoder::load(const loader::LoadArena& load) {
+  gemma_->load(load);
+  contexts_->load(load);
 }
 
 const Gemma& PromptEncoder::gemma() const {

@@ -36,8 +36,8 @@ class PromptEncoder {
   PromptEncoder(std::shared_ptr<const loader::Checkpoint> checkpoint,
                 const std::filesystem::path& gemma_folder, at::ScalarType dtype, at::Device device);
 
-  // Reads the weights of all pieces. Once.
-  void load();
+  // Reads the weights of all pieces. Once. Collective if `load` is.
+  void load(const loader::LoadArena& load = loader::load_alone);
 
   // The result is on the encoder's device, in its dtype. Errors: see Tokenizer::encode().
   PromptEmbedding encode(std::string_view prompt) const;

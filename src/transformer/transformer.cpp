@@ -23,29 +23,28 @@ at::Tensor project_output(const StreamWeights& weights, const PreparedStream& pr
 
 }  // namespace
 
-Transformer::Transformer(std::shared_ptr<const loader::Checkpoint> checkpoint, at::ScalarType dtype,
-                         at::Device device, const std::vector<loader::LoraWithStrength>& loras)
-    : Transformer(checkpoint, TransformerConfig::from_checkpoint(*checkpoint), dtype, device,
-                  loras) {}
+Transformer::Transformer(std::shared_ptr<const loader::Checkpoint> checkpoint,
+                         loader::StoragePolicy policy, at::Device device,
+                         const loader::LoadArena& load)
+    : Transformer(checkpoint, TransformerConfig::from_checkpoint(*checkpoint), policy, device,
+                  load) {}
 
 Transformer::Transformer(std::shared_ptr<const loader::Checkpoint> checkpoint,
-                         TransformerConfig config, at::ScalarType dtype, at::Device device,
-                         const std::vector<loader::LoraWithStrength>& loras)
+                         TransformerConfig config, loader::StoragePolicy policy, at::Device device,
+                         const loader::LoadArena& load)
     : config_(std::move(config)),
       arena_(std::make_shared<loader::WeightArena>(std::move(checkpoint),
-                                                   std::vector<std::string>{kPrefix}, dtype, device,
-                                                   names_of_text_encoder())) {
+                                                   std::vector<std::string>{kPrefix}, policy,
+                                                   device, names_of_text_encoder())) {
+  arena_->file_storage().check(kPrefix);
   const loader::WeightBinder binder(*arena_);
   weights_ = bind_transformer(config_, binder.scope(kPrefix));
   binder.finish();
-  lora_counts_ = loader::LoraSet(*arena_, kPrefix, loras).counts();
-  if (device.type() == at::kMeta) return;
-  arena_->load();
-  fuse_loras(loras);
+  if (device.type() != at::kMeta) load(*arena_);
 }
 
-void Transformer::fuse_loras(const std::vector<loader::LoraWithStrength>& loras) {
-  lora_counts_ = loader::fuse_loras(*arena_, kPrefix, loras);
+loader::LoraSet Transformer::lora_set(std::span<const loader::LoraWithStrength> loras) const {
+  return loader::LoraSet(*arena_, kPrefix, loras);
 }
 
 Velocity Transformer::forward(const Modality* video, const Modality* audio, const RopeTables& rope,

@@ -4,7 +4,7 @@
 #pragma once
 
 #include <memory>
-#include <vector>
+#include <span>
 
 #include "loader/lora.h"
 #include "transformer/block.h"
@@ -20,24 +20,24 @@ struct Velocity {
 
 class Transformer {
  public:
-  // Reads the configuration, audits the names and shapes of the file, then (unless `device` is
-  // at::kMeta) loads the weights with `loras` fused in. The audit covers the LoRAs. Errors
-  // (ErrorKind::input): see TransformerConfig, WeightBinder, LoraSet.
-  Transformer(std::shared_ptr<const loader::Checkpoint> checkpoint, at::ScalarType dtype,
-              at::Device device, const std::vector<loader::LoraWithStrength>& loras = {});
+  // Reads the configuration, audits the names, shapes and types of the file, then (unless `device`
+  // is at::kMeta) loads the weights. Collective if `load` is. Errors (ErrorKind::input): see
+  // TransformerConfig, FileStorage::check(), WeightBinder, WeightArena::load().
+  Transformer(std::shared_ptr<const loader::Checkpoint> checkpoint, loader::StoragePolicy policy,
+              at::Device device, const loader::LoadArena& load = loader::load_alone);
   // With a configuration of the caller's; for tests and for files without metadata.
   Transformer(std::shared_ptr<const loader::Checkpoint> checkpoint, TransformerConfig config,
-              at::ScalarType dtype, at::Device device,
-              const std::vector<loader::LoraWithStrength>& loras = {});
+              loader::StoragePolicy policy, at::Device device,
+              const loader::LoadArena& load = loader::load_alone);
 
   const TransformerConfig& config() const { return config_; }
   const TransformerWeights& weights() const { return weights_; }
   int64_t weight_bytes() const { return arena_->bytes(); }
-  // Makes the loaded weights the clean ones with exactly these LoRAs fused in, in place. Not while
-  // a forward runs. Errors (ErrorKind::input): see fuse_loras(); the clean weights are left.
-  void fuse_loras(const std::vector<loader::LoraWithStrength>& loras);
-  // One entry a LoRA, in their order.
-  const std::vector<loader::LoraCounts>& lora_counts() const { return lora_counts_; }
+  // The weights, for those who fuse LoRAs into them (loader/fused_share.h): not while a forward
+  // runs.
+  const std::shared_ptr<loader::WeightArena>& arena() const { return arena_; }
+  // Checks LoRAs against this model, also on at::kMeta. Errors (ErrorKind::input): see LoraSet.
+  loader::LoraSet lora_set(std::span<const loader::LoraWithStrength> loras) const;
 
   // One pass. Either modality may be null. `rope` comes from make_rope_tables with the positions of
   // these tokens. Asynchronous on the current stream; collective if `attention` is.
@@ -49,7 +49,6 @@ class Transformer {
   TransformerConfig config_;
   std::shared_ptr<loader::WeightArena> arena_;
   TransformerWeights weights_;
-  std::vector<loader::LoraCounts> lora_counts_;
 };
 
 }  // namespace flotilla::transformer

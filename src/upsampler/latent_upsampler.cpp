@@ -140,7 +140,8 @@ LatentUpsampler::LatentUpsampler(UpsamplerConfig config, UpsamplerWeights weight
     : config_(config), weights_(std::move(weights)), arena_(std::move(arena)) {}
 
 LatentUpsampler LatentUpsampler::from_checkpoint(
-    std::shared_ptr<const loader::Checkpoint> checkpoint, at::ScalarType dtype, at::Device device) {
+    std::shared_ptr<const loader::Checkpoint> checkpoint, at::ScalarType dtype, at::Device device,
+    const loader::LoadArena& load) {
   return with_context("latent upsampler", [&] {
     const std::string where = checkpoint->path().filename().string() + ": config";
     const auto config =
@@ -150,7 +151,7 @@ LatentUpsampler LatentUpsampler::from_checkpoint(
     loader::WeightBinder binder(*arena);
     UpsamplerWeights weights = bind_upsampler(config, binder);
     binder.finish();
-    if (!device.is_meta()) arena->load();
+    if (!device.is_meta()) load(*arena);
     return LatentUpsampler(config, std::move(weights), std::move(arena));
   });
 }

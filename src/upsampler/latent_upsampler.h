@@ -60,9 +60,11 @@ UpsamplerWeights bind_upsampler(const UpsamplerConfig& config, loader::WeightBin
 class LatentUpsampler {
  public:
   // On device meta the file is checked and nothing is read. Errors (ErrorKind::input):
-  // configuration, missing, extra or mis-shaped tensors.
+  // configuration, missing, extra or mis-shaped tensors. Collective if `load`
+  // is.
   static LatentUpsampler from_checkpoint(std::shared_ptr<const loader::Checkpoint> checkpoint,
-                                         at::ScalarType dtype, at::Device device);
+                                         at::ScalarType dtype, at::Device device,
+                                         const loader::LoadArena& load = loader::load_alone);
 
   // latent: [B, C, F, H, W], not normalised -> [B, C, F, upsampled(H), upsampled(W)].
   // Errors (ErrorKind::config): other channels.

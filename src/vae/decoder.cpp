@@ -48,7 +48,8 @@ VideoDecoder::VideoDecoder(DecoderConfig config, DecoderWeights weights,
     : config_(std::move(config)), weights_(std::move(weights)), arena_(std::move(arena)) {}
 
 VideoDecoder VideoDecoder::from_checkpoint(std::shared_ptr<const loader::Checkpoint> checkpoint,
-                                           at::ScalarType dtype, at::Device device) {
+                                           at::ScalarType dtype, at::Device device,
+                                           const loader::LoadArena& load) {
   return with_context("video decoder", [&] {
     const VaeLocation at = locate_vae(*checkpoint);
     DecoderConfig config = DecoderConfig::from_json(at.config);
@@ -60,7 +61,7 @@ VideoDecoder VideoDecoder::from_checkpoint(std::shared_ptr<const loader::Checkpo
     loader::WeightBinder scope = binder.scope(at.prefix);
     DecoderWeights weights = bind_decoder(config, scope);
     binder.finish();
-    if (!device.is_meta()) arena->load();
+    if (!device.is_meta()) load(*arena);
     return VideoDecoder(std::move(config), std::move(weights), std::move(arena));
   });
 }

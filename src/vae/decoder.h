@@ -42,7 +42,8 @@ class VideoDecoder {
  public:
   // As VideoEncoder::from_checkpoint. A diffusion decoder is refused by its class name.
   static VideoDecoder from_checkpoint(std::shared_ptr<const loader::Checkpoint> checkpoint,
-                                      at::ScalarType dtype, at::Device device);
+                                      at::ScalarType dtype, at::Device device,
+                                      const loader::LoadArena& load = loader::load_alone);
 
   // latent: [B, C, F, H, W], normalised -> raw pixels about [-1, 1], [B, 3, 1 + (F-1)*time,
   // H*height, W*width], channels innermost in memory, in the weights' dtype.

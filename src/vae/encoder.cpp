@@ -58,7 +58,8 @@ VideoEncoder::VideoEncoder(EncoderConfig config, EncoderWeights weights,
     : config_(std::move(config)), weights_(std::move(weights)), arena_(std::move(arena)) {}
 
 VideoEncoder VideoEncoder::from_checkpoint(std::shared_ptr<const loader::Checkpoint> checkpoint,
-                                           at::ScalarType dtype, at::Device device) {
+                                           at::ScalarType dtype, at::Device device,
+                                           const loader::LoadArena& load) {
   return with_context("video encoder", [&] {
     const VaeLocation at = locate_vae(*checkpoint);
     EncoderConfig config = EncoderConfig::from_json(at.config);
@@ -70,7 +71,7 @@ VideoEncoder VideoEncoder::from_checkpoint(std::shared_ptr<const loader::Checkpo
     loader::WeightBinder scope = binder.scope(at.prefix);
     EncoderWeights weights = bind_encoder(config, scope);
     binder.finish();
-    if (!device.is_meta()) arena->load();
+    if (!device.is_meta()) load(*arena);
     // The variances are not used, so they are not computed.
     weights.conv_out.weight = weights.conv_out.weight.narrow(0, 0, config.latent_channels);
     weights.conv_out.bias = weights.conv_out.bias.narrow(0, 0, config.latent_channels);

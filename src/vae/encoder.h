@@ -27,9 +27,10 @@ class VideoEncoder {
  public:
   // Reads the encoder of a monolith or of a VAE file. On device meta the file is checked and
   // nothing is read. Errors (ErrorKind::input): configuration, missing, extra or mis-shaped
-  // tensors.
+  // tensors. Collective if `load` is.
   static VideoEncoder from_checkpoint(std::shared_ptr<const loader::Checkpoint> checkpoint,
-                                      at::ScalarType dtype, at::Device device);
+                                      at::ScalarType dtype, at::Device device,
+                                      const loader::LoadArena& load = loader::load_alone);
 
   // pixels: [B, 3, F, H, W] in [-1, 1] -> [B, C, 1 + (F-1)/time, H/height, W/width], normalised, in
   // the weights' dtype. Nothing is cropped: errors (ErrorKind::config) for a frame count that is

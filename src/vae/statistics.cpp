@@ -31,7 +31,8 @@ LatentStatistics bind_statistics(int64_t channels, loader::WeightBinder& binder)
 }
 
 LatentStatistics load_statistics(const std::shared_ptr<const loader::Checkpoint>& checkpoint,
-                                 at::ScalarType dtype, at::Device device) {
+                                 at::ScalarType dtype, at::Device device,
+                                 const loader::LoadArena& load) {
   const VaeLocation location = locate_vae(*checkpoint);
   const int64_t channels = DecoderConfig::from_json(location.config).latent_channels;
   loader::WeightArena arena(checkpoint, {location.prefix + "per_channel_statistics."}, dtype,
@@ -40,7 +41,7 @@ LatentStatistics load_statistics(const std::shared_ptr<const loader::Checkpoint>
   loader::WeightBinder scope = binder.scope(location.prefix);
   const LatentStatistics statistics = bind_statistics(channels, scope);
   binder.finish();
-  arena.load();
+  load(arena);
   return statistics;  // views keep the arena's storage alive
 }
 

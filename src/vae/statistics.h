@@ -21,8 +21,9 @@ struct LatentStatistics {
 LatentStatistics bind_statistics(int64_t channels, loader::WeightBinder& binder);
 
 // The statistics alone, of a monolith or a VAE file; for the upsampler, which needs no VAE besides.
-// Errors: ErrorKind::input.
+// Errors: ErrorKind::input. Collective if `load` is.
 LatentStatistics load_statistics(const std::shared_ptr<const loader::Checkpoint>& checkpoint,
-                                 at::ScalarType dtype, at::Device device);
+                                 at::ScalarType dtype, at::Device device,
+                                 const loader::LoadArena& load = loader::load_alone);
 
 }  // namespace flotilla::vae

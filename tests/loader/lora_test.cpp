@@ -10,6 +10,7 @@
 #include <filesystem>
 
 #include "base/error.h"
+#include "loader/fused_share.h"
 #include "support/compare.h"
 #include "support/safetensors_file.h"
 #include "support/temp_dir.h"
@@ -17,6 +18,7 @@
 namespace flotilla {
 namespace {
 
+using loader::FusedShare;
 using loader::LoraAggregation;
 using loader::LoraFile;
 using loader::LoraWithStrength;
@@ -46,9 +48,9 @@ class LoraTest : public ::testing::Test {
   }
 
   // The model without its connector, which another part of the program uses.
-  std::unique_ptr<loader::WeightArena> arena(at::ScalarType dtype,
+  std::shared_ptr<loader::WeightArena> arena(at::ScalarType dtype,
                                              at::Device device = at::kCPU) const {
-    auto made = std::make_unique<loader::WeightArena>(
+    auto made = std::make_shared<loader::WeightArena>(
         loader::Checkpoint::open(dir_ / "model.safetensors"), std::vector<std::string>{kPrefix},
         dtype, device, std::vector<std::string>{"connector."});
     if (device.type() != at::kMeta) made->load();
@@ -68,6 +70,21 @@ class LoraTest : public ::testing::Test {
   test::TempDir dir_;
 };
 
+using ArenaPtr = std::shared_ptr<loader::WeightArena>;
+
+// Share `index` of `count` of an arena.
+FusedShare share_of(const ArenaPtr& arena, FusedShare::Clean clean = FusedShare::Clean::copied,
+                    int index = 0, int count = 1) {
+  return FusedShare(arena, arena->share(index, count), clean, at::kCPU);
+}
+
+// Fuses into a whole clean arena.
+void fuse(const ArenaPtr& arena, const std::vector<LoraWithStrength>& loras,
+          LoraAggregation aggregation = LoraAggregation::bfloat16) {
+  loader::LoraFactors factors;
+  share_of(arena).fuse(loader::LoraSet(*arena, kPrefix, loras), factors, aggregation);
+}
+
 // All weights of an arena, copied.
 Tensors copy_of(const loader::WeightArena& arena) {
   Tensors copies;
@@ -85,8 +102,7 @@ TEST_F(LoraTest, WeightGetsTheScaledProduct) {
   tensors.emplace(std::string(kQuery) + ".alpha", at::tensor(6.0F));  // rank 3: twice
   const auto model = arena(at::kFloat);
   const Tensors clean = copy_of(*model);
-  loader::fuse_loras(*model, kPrefix, std::vector<LoraWithStrength>{{write(tensors), 0.5}},
-                     LoraAggregation::float32);
+  fuse(model, {{write(tensors), 0.5}}, LoraAggregation::float32);
   const auto factor = [&](const char* role) {
     return tensors.at(fmt::format("{}.lora_{}.weight", kQuery, role)).to(at::kDouble);
   };
@@ -127,7 +143,7 @@ TEST_F(LoraTest, TypeOfTheFactorsDoesNotMatter) {
     Tensors converted;
     for (const auto& [name, tensor] : tensors) converted.emplace(name, tensor.to(type));
     const auto model = arena(at::kBFloat16);
-    loader::fuse_loras(*model, kPrefix, std::vector<LoraWithStrength>{{write(converted), 0.7}});
+    fuse(model, {{write(converted), 0.7}});
     return copy_of(*model);
   };
   const Tensors expected = fused(at::kBFloat16);
@@ -142,19 +158,93 @@ TEST_F(LoraTest, SetsFollowEachOtherWithoutATrace) {
   const std::vector<std::vector<LoraWithStrength>> sets = {
       {}, {{a, 1.0}}, {{b, -0.5}}, {{a, 1.0}, {b, -0.5}}, {}};
   for (const auto dtype : {at::kFloat, at::kBFloat16, at::kFloat8_e4m3fn}) {
-    const auto model = arena(dtype);
-    const Tensors clean = copy_of(*model);
-    for (const auto& set : sets) {
-      const auto fresh = arena(dtype);
-      loader::fuse_loras(*fresh, kPrefix, set);
-      loader::fuse_loras(*model, kPrefix, set);
-      expect_same_weights(copy_of(*model), copy_of(*fresh));
-      EXPECT_EQ(at::equal(model->views().at(weight_name(kQuery)).view(at::kByte),
-                          clean.at(weight_name(kQuery)).view(at::kByte)),
-                set.empty());
+    for (const auto clean_by : {FusedShare::Clean::copied, FusedShare::Clean::read_again}) {
+      const auto model = arena(dtype);
+      const Tensors clean = copy_of(*model);
+      FusedShare share = share_of(model, clean_by);
+      loader::LoraFactors factors;
+      for (const auto& set : sets) {
+        const auto fresh = arena(dtype);
+        fuse(fresh, set);
+        share.fuse(loader::LoraSet(*model, kPrefix, set), factors);
+        expect_same_weights(copy_of(*model), copy_of(*fresh));
+        EXPECT_EQ(at::equal(model->views().at(weight_name(kQuery)).view(at::kByte),
+                            clean.at(weight_name(kQuery)).view(at::kByte)),
+                  set.empty());
+      }
+      expect_same_weights(copy_of(*model), clean);
     }
-    expect_same_weights(copy_of(*model), clean);
   }
+}
+
+TEST_F(LoraTest, CleanCopiesAreOfTouchedRowsOnly) {
+  const auto a = write(factors(kQuery, 24, 16));
+  const auto model = arena(at::kFloat);
+  FusedShare share = share_of(model);
+  loader::LoraFactors factors;
+  EXPECT_EQ(share.clean_bytes(), 0);
+  for (const double strength : {1.0, 0.5}) {
+    share.fuse(loader::LoraSet(*model, kPrefix, std::vector<LoraWithStrength>{{a, strength}}),
+               factors);
+    EXPECT_EQ(share.clean_bytes(), 24 * 16 * 4);
+  }
+  FusedShare reader = share_of(arena(at::kFloat), FusedShare::Clean::read_again);
+  reader.fuse(loader::LoraSet(*model, kPrefix, std::vector<LoraWithStrength>{{a, 1.0}}), factors);
+  EXPECT_EQ(reader.clean_bytes(), 0);
+}
+
+TEST_F(LoraTest, SharesOfAnArenaGiveTheBytesOfTheWhole) {
+  Tensors tensors = factors(kQuery, 24, 16, 5);
+  tensors.merge(factors(kTall, 2500, 40));
+  const std::vector<LoraWithStrength> loras = {{write(tensors), 0.8}};
+  const auto whole = arena(at::kBFloat16);
+  fuse(whole, loras);
+  for (const int count : {2, 3, 5}) {
+    const auto shared = arena(at::kBFloat16);
+    const loader::LoraSet set(*shared, kPrefix, loras);
+    for (int i = 0; i < count; ++i) {
+      loader::LoraFactors factors;
+      share_of(shared, FusedShare::Clean::copied, i, count).fuse(set, factors);
+    }
+    expect_same_weights(copy_of(*shared), copy_of(*whole));
+  }
+}
+
+TEST_F(LoraTest, FactorsThatWereReadAreNotReadAgain) {
+  Tensors tensors = factors(kQuery, 24, 16);
+  tensors.merge(factors(kTall, 2500, 40));
+  const auto file = write(tensors);
+  const auto model = arena(at::kFloat);
+  FusedShare share = share_of(model);
+  loader::LoraFactors factors;
+  const loader::LoraSet half(*model, kPrefix, std::vector<LoraWithStrength>{{file, 0.5}});
+  const loader::LoraSet twice(*model, kPrefix,
+                              std::vector<LoraWithStrength>{{file, 1.0}, {file, 0.25}});
+  share.read_factors(half, factors);
+  const int64_t read = file->checkpoint().bytes_read();
+  EXPECT_GT(read, 0);
+  share.fuse(half, factors);
+  share.fuse(twice, factors);
+  EXPECT_EQ(file->checkpoint().bytes_read(), read);
+}
+
+TEST_F(LoraTest, SetsAreTheSameOnlyForTheSameFilesStrengthsAndOrder) {
+  const auto a = write(factors(kQuery, 24, 16), "a.safetensors");
+  const auto b = write(factors(kQuery, 24, 16), "b.safetensors");
+  const auto model = arena(at::kFloat, at::kMeta);
+  const auto identity = [&](const std::vector<LoraWithStrength>& loras) {
+    return loader::LoraSet(*model, kPrefix, loras).identity();
+  };
+  const std::string expected = identity({{a, 1.0}, {b, 0.5}});
+  const auto again = std::make_shared<LoraFile>(loader::Checkpoint::open(dir_ / "a.safetensors"));
+  EXPECT_EQ(identity({{again, 1.0}, {b, 0.5}}), expected);
+  EXPECT_NE(identity({{a, 1.0}, {b, 0.25}}), expected);
+  EXPECT_NE(identity({{b, 0.5}, {a, 1.0}}), expected);
+  EXPECT_NE(identity({{a, 1.0}}), expected);
+  EXPECT_EQ(identity({}), loader::LoraSet().identity());
+  // The same name and shapes, other numbers: a LoRA that was trained on.
+  const auto other = write(factors(kQuery, 24, 16), "a.safetensors");
+  EXPECT_NE(identity({{other, 1.0}, {b, 0.5}}), expected);
 }
 
 TEST_F(LoraTest, SharesOfRowsGiveTheBytesOfTheWhole) {
@@ -165,13 +255,14 @@ TEST_F(LoraTest, SharesOfRowsGiveTheBytesOfTheWhole) {
   for (const auto dtype : {at::kFloat, at::kBFloat16, at::kFloat8_e4m3fn}) {
     for (const auto aggregation : {LoraAggregation::bfloat16, LoraAggregation::float32}) {
       const auto whole = arena(dtype);
-      loader::fuse_loras(*whole, kPrefix, loras, aggregation);
+      fuse(whole, loras, aggregation);
       const auto shared = arena(dtype);
       const loader::LoraSet set(*shared, kPrefix, loras);
-      const at::Tensor& weight = shared->mutable_view(weight_name(kTall));
+      const at::Tensor& weight = shared->views().at(weight_name(kTall));
       for (size_t i = 0; i + 1 < cuts.size(); ++i) {
+        loader::LoraFactors factors;
         set.fuse_rows(weight_name(kTall), cuts[i], weight.narrow(0, cuts[i], cuts[i + 1] - cuts[i]),
-                      aggregation);
+                      factors, aggregation);
       }
       expect_same_weights(copy_of(*shared), copy_of(*whole));
     }
@@ -186,7 +277,7 @@ TEST_F(LoraTest, BfloatAggregationRoundsAfterEachStep) {
   a = at::randint(-3, 4, a.sizes()).to(at::kBFloat16);
   const auto model = arena(at::kFloat);
   const at::Tensor clean = model->views().at(weight_name(kQuery)).clone();
-  loader::fuse_loras(*model, kPrefix, std::vector<LoraWithStrength>{{write(tensors), 0.7}});
+  fuse(model, {{write(tensors), 0.7}});
   const at::Tensor b =
       (tensors.at(std::string(kQuery) + ".lora_B.weight").to(at::kFloat) * 0.7F).to(at::kBFloat16);
   const at::Tensor delta = at::matmul(b.to(at::kFloat), a.to(at::kFloat)).to(at::kBFloat16);
@@ -198,7 +289,7 @@ TEST_F(LoraTest, EightBitWeightsAreRoundedToNearestOnce) {
   const Tensors tensors = factors(kQuery, 24, 16);
   const auto model = arena(at::kFloat8_e4m3fn);
   const at::Tensor clean = model->views().at(weight_name(kQuery)).to(at::kBFloat16);
-  loader::fuse_loras(*model, kPrefix, std::vector<LoraWithStrength>{{write(tensors), 1.0}});
+  fuse(model, {{write(tensors), 1.0}});
   const at::Tensor delta = at::matmul(tensors.at(std::string(kQuery) + ".lora_B.weight"),
                                       tensors.at(std::string(kQuery) + ".lora_A.weight"));
   EXPECT_TRUE(test::same_bytes(model->views().at(weight_name(kQuery)).view(at::kByte),
@@ -208,13 +299,12 @@ TEST_F(LoraTest, EightBitWeightsAreRoundedToNearestOnce) {
 TEST_F(LoraTest, StrengthZeroIsCheckedAndChangesNothing) {
   const auto model = arena(at::kFloat);
   const Tensors clean = copy_of(*model);
-  const auto counts = loader::fuse_loras(
-      *model, kPrefix, std::vector<LoraWithStrength>{{write(factors(kQuery, 24, 16)), 0.0}});
-  EXPECT_EQ(counts.at(0).applied, 1);
+  const std::vector<LoraWithStrength> loras = {{write(factors(kQuery, 24, 16)), 0.0}};
+  fuse(model, loras);
+  EXPECT_EQ(loader::LoraSet(*model, kPrefix, loras).counts().at(0).applied, 1);
   expect_same_weights(copy_of(*model), clean);
   const auto wrong = write(factors(kQuery, 24, 8));
-  EXPECT_THROW(loader::fuse_loras(*model, kPrefix, std::vector<LoraWithStrength>{{wrong, 0.0}}),
-               Error);
+  EXPECT_THROW(fuse(model, {{wrong, 0.0}}), Error);
 }
 
 TEST_F(LoraTest, LayersOfAnotherPartAreCountedAsSkipped) {
@@ -292,7 +382,7 @@ TEST_F(LoraTest, WhatDoesNotFitTheModelIsListedBeforeAnyWeightChanges) {
   const Tensors clean = copy_of(*model);
   EXPECT_THAT(
       [&] {
-        loader::fuse_loras(*model, kPrefix, std::vector<LoraWithStrength>{{good, 1.0}, {bad, 1.0}});
+        fuse(model, {{good, 1.0}, {bad, 1.0}});
       },
       ThrowsMessage<Error>(AllOf(
           HasSubstr("lora.safetensors\" does not fit the model"), Not(HasSubstr("good")),
@@ -312,7 +402,7 @@ TEST_F(LoraTest, FactorsThatAreNotFiniteLeaveCleanWeights) {
     const std::string name = fmt::format("{}.lora_{}.weight", kTall, role);
     tensors.at(name).view({-1})[-1] = std::numeric_limits<float>::quiet_NaN();
     const std::vector<LoraWithStrength> loras = {{write(tensors), 1.0}};
-    EXPECT_THAT([&] { loader::fuse_loras(*model, kPrefix, loras); },
+    EXPECT_THAT([&] { fuse(model, loras); },
                 ThrowsMessage<Error>(AllOf(HasSubstr(name), HasSubstr("lora.safetensors"))));
     expect_same_weights(copy_of(*model), clean);
   }
@@ -331,7 +421,7 @@ TEST_F(LoraTest, FileThatBreaksOffLeavesCleanWeights) {
   std::filesystem::resize_file(dir_ / "lora.safetensors", static_cast<uintmax_t>(last.begin));
   EXPECT_THAT(
       [&] {
-        loader::fuse_loras(*model, kPrefix, std::vector<LoraWithStrength>{{file, 1.0}});
+        fuse(model, {{file, 1.0}});
       },
       ThrowsMessage<Error>(HasSubstr("has become shorter")));
   expect_same_weights(copy_of(*model), clean);

@@ -52,6 +52,121 @@ TEST(WeightArenaTest, IgnoredNamesAreLeftOut) {
   EXPECT_FALSE(arena.views().empty());
 }
 
+using Shares = std::vector<loader::ArenaShare>;
+Shares shares_of(const loader::WeightArena& arena, int count) {
+  Shares shares;
+  for (int i = 0; i < count; ++i) shares.push_back(arena.share(i, count));
+  return shares;
+}
+
+TEST(ArenaShareTest, TableMapsTheArenaToTheFile) {
+  const auto checkpoint = test::open_tiny("ltx23-dev.safetensors");
+  const loader::WeightArena arena(checkpoint, {""}, at::kFloat, at::kMeta);
+  const auto table = arena.share(0, 1);
+  ASSERT_EQ(table.pieces.size(), arena.views().size());
+  EXPECT_EQ(table.begin, 0);
+  EXPECT_EQ(table.end, arena.bytes());
+  for (const auto& piece : table.pieces) {
+    const auto& info = checkpoint->tensors().at(piece.name);
+    EXPECT_EQ(piece.file_begin, info.begin) << piece.name;
+    EXPECT_EQ(piece.file_end, info.end) << piece.name;
+    EXPECT_EQ(piece.arena_begin % 256, 0) << piece.name;
+    EXPECT_EQ(piece.arena_end - piece.arena_begin,
+              static_cast<int64_t>(arena.views().at(piece.name).nbytes()))
+        << piece.name;
+  }
+}
+
+TEST(ArenaShareTest, SharesCoverTheArenaInEqualParts) {
+  const auto checkpoint = test::open_tiny("ltx23-dev.safetensors");
+  const loader::WeightArena arena(checkpoint, {""}, at::kFloat, at::kMeta);
+  for (const int count : {1, 2, 3, 4, 8}) {
+    int64_t arena_at = 0;
+    int64_t file_bytes = 0;
+    std::map<std::string, int64_t> rows;
+    for (const auto& share : shares_of(arena, count)) {
+      EXPECT_EQ(share.begin, arena_at);
+      EXPECT_EQ(share.begin % 256, 0);
+      arena_at = share.end;
+      file_bytes += share.file_bytes();
+      // The largest row block that must stay together is far below a per cent of the model.
+      EXPECT_NEAR(static_cast<double>(share.end - share.begin),
+                  static_cast<double>(arena.bytes()) / count, 0.01 * arena.bytes());
+      for (const auto& piece : share.pieces) {
+        EXPECT_EQ(piece.first_row, rows[piece.name]) << piece.name;
+        rows[piece.name] += piece.num_rows;
+      }
+    }
+    EXPECT_EQ(arena_at, arena.bytes());
+    EXPECT_EQ(file_bytes, arena.share(0, 1).file_bytes());
+    for (const auto& [name, view] : arena.views())
+      EXPECT_EQ(rows[name], view.dim() == 0 ? 1 : view.size(0)) << name;
+  }
+}
+
+TEST(ArenaShareTest, VectorsScalarsAndIntegersStayWhole) {
+  const test::TempDir dir;
+  loader::write_sparse_checkpoint(dir / "m.safetensors",
+                                  {{"a_vector", {at::kFloat, {5000}}},
+                                   {"b_integers", {at::kLong, {100, 100}}},
+                                   {"c_scalar", {at::kFloat, {}}},
+                                   {"d_odd_rows", {at::kBFloat16, {999, 3}}},
+                                   {"e_empty", {at::kFloat, {0, 4}}},
+                                   {"f_convolution", {at::kFloat, {64, 3, 3, 3}}}},
+                                  {});
+  const loader::WeightArena arena(loader::Checkpoint::open(dir / "m.safetensors"), {""},
+                                  at::kBFloat16, at::kMeta);
+  int64_t num_cut = 0;
+  for (const int count : {2, 3, 7, 16, 200}) {
+    int64_t end = 0;
+    for (const auto& share : shares_of(arena, count)) {
+      EXPECT_EQ(share.begin, end);
+      end = share.end;
+      for (const auto& piece : share.pieces) {
+        const auto& view = arena.views().at(piece.name);
+        const int64_t all = view.dim() == 0 ? 1 : view.size(0);
+        if (piece.num_rows == all) continue;
+        ++num_cut;
+        EXPECT_GE(view.dim(), 2) << piece.name;
+        EXPECT_TRUE(at::isFloatingType(view.scalar_type())) << piece.name;
+        EXPECT_EQ(piece.arena_begin % 256, 0) << piece.name;
+      }
+    }
+    EXPECT_EQ(end, arena.bytes());
+  }
+  EXPECT_GT(num_cut, 0);
+}
+
+TEST(ArenaShareTest, SharesReadTheirRowsAndNoOthers) {
+  const auto checkpoint = test::open_tiny("ltx23-dev.safetensors");
+  loader::WeightArena whole(test::open_tiny("ltx23-dev.safetensors"), {"vae."}, at::kFloat,
+                            at::kCPU);
+  whole.load();
+  loader::WeightArena arena(checkpoint, {"vae."}, at::kFloat, at::kCPU);
+  arena.storage().zero_();
+  int64_t bytes = 0;
+  for (const auto& share : shares_of(arena, 3)) {
+    EXPECT_TRUE(arena.storage().slice(0, share.begin, share.end).eq(0).all().item<bool>());
+    arena.load_share(share);
+    bytes += share.file_bytes();
+    EXPECT_EQ(checkpoint->bytes_read(), bytes);
+  }
+  for (const auto& [name, view] : whole.views())
+    EXPECT_TRUE(test::same_bytes(arena.views().at(name), view)) << name;
+}
+
+TEST(ArenaShareTest, NumbersThatAreNotFiniteAreFoundByTheirShare) {
+  const test::TempDir dir;
+  at::Tensor values = at::ones({1000, 64});
+  values[999][63] = std::nanf("");
+  test::write_safetensors(dir / "m.safetensors", {{"w", values}});
+  loader::WeightArena arena(loader::Checkpoint::open(dir / "m.safetensors"), {""}, at::kFloat,
+                            at::kCPU);
+  EXPECT_NO_THROW(arena.load_share(arena.share(0, 2)));
+  EXPECT_THAT([&] { arena.load_share(arena.share(1, 2)); },
+              ThrowsMessage<Error>(HasSubstr("tensor \"w\" of")));
+}
+
 TEST(WeightBinderTest, AuditTellsEverythingAtOnce) {
   const loader::WeightArena arena(test::open_tiny("ltx23-dev.safetensors"), {kPrefix}, at::kFloat,
                                   at::kMeta);

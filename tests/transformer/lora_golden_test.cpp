@@ -5,7 +5,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include "loader/lora.h"
+#include "loader/fused_share.h"
 #include "support/compare.h"
 #include "support/golden.h"
 #include "support/safetensors_file.h"
@@ -22,6 +22,15 @@ using test::all_close;
 
 constexpr const char* kPrefix = "model.diffusion_model.";
 constexpr double kTolerance = 5e-5;  // as suggested beside the golden
+
+// Fuses into all of a clean arena.
+void fuse(const std::shared_ptr<loader::WeightArena>& arena,
+          const std::vector<LoraWithStrength>& loras,
+          LoraAggregation aggregation = LoraAggregation::bfloat16) {
+  loader::LoraFactors factors;
+  loader::FusedShare(arena, arena->share(0, 1), loader::FusedShare::Clean::copied, at::kCPU)
+      .fuse(loader::LoraSet(*arena, kPrefix, loras), factors, aggregation);
+}
 
 std::string full(const std::string& name) { return kPrefix + name; }
 
@@ -43,19 +52,19 @@ class LoraGoldenTest : public ::testing::Test {
         checkpoint_(test::open_tiny("ltx23-dev.safetensors")),
         file_(std::make_shared<LoraFile>(test::open_tiny("ltx23-distilled-lora.safetensors"))) {}
 
-  std::unique_ptr<loader::WeightArena> arena(at::ScalarType dtype) const {
-    auto made = std::make_unique<loader::WeightArena>(
+  std::shared_ptr<loader::WeightArena> arena(at::ScalarType dtype) const {
+    auto made = std::make_shared<loader::WeightArena>(
         checkpoint_, std::vector<std::string>{kPrefix}, dtype, at::kCPU);
     made->load();
     return made;
   }
-  std::unique_ptr<loader::WeightArena> fused(
+  std::shared_ptr<loader::WeightArena> fused(
       at::ScalarType dtype, const std::vector<double>& strengths,
       LoraAggregation aggregation = LoraAggregation::bfloat16) const {
     std::vector<LoraWithStrength> loras;
     for (const double strength : strengths) loras.push_back({file_, strength});
     auto made = arena(dtype);
-    loader::fuse_loras(*made, kPrefix, loras, aggregation);
+    fuse(made, loras, aggregation);
     return made;
   }
 
@@ -125,9 +134,8 @@ TEST_F(LoraGoldenTest, EightBitWeightsMatch) {
 }
 
 TEST_F(LoraGoldenTest, VelocityOfTheFusedModelMatches) {
-  const transformer::Transformer model(checkpoint_, at::kFloat, at::kCPU, {{file_, 1.0}});
-  ASSERT_EQ(model.lora_counts().size(), 1U);
-  EXPECT_EQ(model.lora_counts()[0].applied, golden_["touched_keys"].item<int64_t>());
+  const transformer::Transformer model(checkpoint_, at::kFloat, at::kCPU);
+  fuse(model.arena(), {{file_, 1.0}});
   check_velocity(model, "fused", at::kFloat, kTolerance);
 }
 
@@ -157,17 +165,18 @@ TEST(DemoLoraTest, ShippedLoraFitsTheShippedModel) {
   const auto file = std::make_shared<LoraFile>(
       loader::Checkpoint::open(models / "ltx-demo-distilled-lora.safetensors"));
   const transformer::Transformer model(
-      loader::Checkpoint::open(models / "ltx-demo-dev.safetensors"), at::kFloat, at::kMeta,
-      {{file, 1.0}});
-  EXPECT_EQ(model.lora_counts().at(0).applied, static_cast<int64_t>(file->modules().size()));
-  EXPECT_EQ(model.lora_counts().at(0).skipped, 0);
+      loader::Checkpoint::open(models / "ltx-demo-dev.safetensors"), at::kFloat, at::kMeta);
+  const auto counts = model.lora_set(std::vector<LoraWithStrength>{{file, 1.0}}).counts();
+  EXPECT_EQ(counts.at(0).applied, static_cast<int64_t>(file->modules().size()));
+  EXPECT_EQ(counts.at(0).skipped, 0);
 }
 
 TEST(DemoLoraTest, LoraOfAnotherModelIsRefused) {
   const auto file = std::make_shared<LoraFile>(test::open_tiny("ltx23-distilled-lora.safetensors"));
   const auto checkpoint =
       loader::Checkpoint::open(test::source_dir() / "models/demo/ltx-demo-dev.safetensors");
-  EXPECT_THROW(transformer::Transformer(checkpoint, at::kFloat, at::kMeta, {{file, 1.0}}), Error);
+  const transformer::Transformer model(checkpoint, at::kFloat, at::kMeta);
+  EXPECT_THROW(model.lora_set(std::vector<LoraWithStrength>{{file, 1.0}}), Error);
   EXPECT_EQ(checkpoint->bytes_read(), 0);
 }
 
