@@ -12,8 +12,8 @@
 
 #include "base/error.h"
 #include "comm/agreement.h"
-#include "comm/cuda_head_exchange.h"
 #include "comm/exchange_layout.h"
+#include "comm/gpu_head_exchange.h"
 #include "comm/peer_buffers.h"
 
 namespace flotilla::comm {
@@ -295,7 +295,7 @@ std::unique_ptr<HeadExchange> make_head_exchange(Communicator& communicator,
                                                  const HeadExchangeOptions& options) {
 #ifdef FLOTILLA_CUDA
   if (options.device.is_cuda() && communicator.world_size() > 1)
-    return make_cuda_head_exchange(communicator, options.device, options);
+    return make_gpu_head_exchange(communicator, options);
 #endif
   agreed(communicator, [&] {
     check_heads(options.heads, communicator.world_size());

@@ -19,10 +19,18 @@
 
 namespace flotilla::comm {
 
+// How heads pass between GPUs. Between CPUs it is always through shared memory.
+enum class ExchangeTransport {
+  automatic,  // peer where that can be had
+  peer,       // kernels write to the peers' memory
+  nccl,
+};
+
 struct HeadExchangeOptions {
   at::Device device = at::kCPU;  // of the tensors; a GPU with its index
-  int64_t heads = 0;             // of the video self-attention
-  int64_t max_tokens = 0;        // sp.max_tokens
+  ExchangeTransport transport = ExchangeTransport::automatic;
+  int64_t heads = 0;       // of the video self-attention
+  int64_t max_tokens = 0;  // sp.max_tokens
   int64_t max_batch = 1;
   int64_t token_bytes = 0;       // of one token in one call: 3 * H * D * element size for q, k, v
   int64_t max_gather_bytes = 0;  // of one result of all_gather_heads
@@ -89,7 +97,7 @@ void check_heads(int64_t heads, int world_size);
 void check_token_count(int64_t tokens, int64_t max_tokens);
 
 // Collective. Through shared memory for tensors of the host, through the peers' device memory for
-// those of a GPU (cuda_head_exchange.h); nothing is exchanged by one rank.
+// those of a GPU, or NCCL (gpu_head_exchange.h); nothing is exchanged by one rank.
 // `communicator` must outlive the result. Every call of the exchange fails with
 // ErrorKind::communication, naming the ranks, when a peer is gone or does not come in time; the
 // exchange cannot be used again then.

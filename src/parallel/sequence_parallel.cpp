@@ -82,6 +82,7 @@ std::unique_ptr<comm::HeadExchange> make_sequence_exchange(
   const auto element_bytes = static_cast<int64_t>(at::elementSize(sizes.dtype));
   comm::HeadExchangeOptions options;
   options.device = sizes.device;
+  options.transport = sizes.transport;
   options.heads = video.heads;
   options.max_tokens = sizes.max_tokens;
   options.max_batch = sizes.max_batch;

@@ -26,7 +26,8 @@ struct SequenceSizes {
   int64_t audio_tokens = 0;  // of a sample
   at::ScalarType dtype = at::ScalarType::Float;  // of the computation
   at::Device device = at::kCPU;                  // with its index, if it is a GPU
-  double timeout_s = 120;                        // sp.exchange_timeout_seconds
+  comm::ExchangeTransport transport = comm::ExchangeTransport::automatic;  // sp.transport
+  double timeout_s = 120;  // sp.exchange_timeout_seconds
 };
 
 // Collective. `communicator` must outlive the result. Errors (agreed, ErrorKind::config):

@@ -6,6 +6,21 @@
 #include "parallel/tiled_velocity_model.h"
 
 namespace flotilla::pipeline {
+namespace {
+
+comm::ExchangeTransport transport_of(config::Transport choice) {
+  switch (choice) {
+    case config::Transport::peer:
+      return comm::ExchangeTransport::peer;
+    case config::Transport::nccl:
+      return comm::ExchangeTransport::nccl;
+    case config::Transport::automatic:
+      break;
+  }
+  return comm::ExchangeTransport::automatic;
+}
+
+}  // namespace
 
 std::vector<diffusion::AvTokens> GroupedPassRunner::run(const diffusion::PassRequest& request,
                                                         const diffusion::AvLatents& latents,
@@ -81,6 +96,7 @@ void StageRunner::make_model(const config::Job& job, const Plan& plan, const Sta
   sizes.audio_tokens = plan.audio.num_tokens();
   sizes.dtype = plan.dtype;
   sizes.device = plan.device;
+  sizes.transport = transport_of(job.sp.transport);
   sizes.timeout_s = *job.sp.exchange_timeout_seconds;
   exchange_ = parallel::make_sequence_exchange(members, model.config(), sizes);
   model_ = std::make_unique<parallel::SequenceParallelVelocityModel>(model, positions, plan.dtype,
