@@ -4,7 +4,6 @@
 
 #include <algorithm>
 
-#include "ops/linear.h"
 #include "ops/norm.h"
 
 namespace flotilla::ops {
@@ -69,19 +68,19 @@ at::Tensor attend(const AttentionCall& call) {
 AttentionCall project_qkv(const AttentionWeights& weights, const at::Tensor& x,
                           const at::Tensor& context, double norm_eps) {
   AttentionCall call;
-  call.q = linear(x, weights.to_q_weight, weights.to_q_bias);
-  call.k = linear(context, weights.to_k_weight, weights.to_k_bias);
-  call.v = linear(context, weights.to_v_weight, weights.to_v_bias);
+  call.q = linear(x, weights.to_q);
+  call.k = linear(context, weights.to_k);
+  call.v = linear(context, weights.to_v);
   call.q_norm = weights.q_norm;
   call.k_norm = weights.k_norm;
   call.norm_eps = norm_eps;
   call.heads = weights.heads;
-  if (weights.gated()) call.gate_logits = linear(x, weights.gate_weight, weights.gate_bias);
+  if (weights.gated()) call.gate_logits = linear(x, weights.gate);
   return call;
 }
 
 at::Tensor project_out(const AttentionWeights& weights, const at::Tensor& heads_out) {
-  return linear(heads_out, weights.to_out_weight, weights.to_out_bias);
+  return linear(heads_out, weights.to_out);
 }
 
 }  // namespace flotilla::ops

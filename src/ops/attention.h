@@ -6,9 +6,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <string>
-#include <string_view>
-
+#include "ops/linear.h"
 #include "ops/rope.h"
 
 namespace flotilla::ops {
@@ -48,12 +46,11 @@ at::Tensor gate_heads(const at::Tensor& heads_out, const at::Tensor& gate_logits
 // Weights of one attention layer in the layout of the official files (to_q, to_k, ..., q_norm).
 struct AttentionWeights {
   int64_t heads = 0;
-  at::Tensor to_q_weight, to_q_bias, to_k_weight, to_k_bias, to_v_weight, to_v_bias;
-  at::Tensor to_out_weight, to_out_bias;
+  LinearWeights to_q, to_k, to_v, to_out;
   at::Tensor q_norm, k_norm;
-  at::Tensor gate_weight, gate_bias;  // undefined: not gated
+  LinearWeights gate;  // undefined: not gated
 
-  bool gated() const { return gate_weight.defined(); }
+  bool gated() const { return gate.weight.defined(); }
 };
 
 struct AttentionShape {
@@ -70,20 +67,14 @@ AttentionWeights bind_attention(Binder binder, const AttentionShape& shape) {
   const int64_t inner = shape.heads * shape.head_dim;
   AttentionWeights weights;
   weights.heads = shape.heads;
-  weights.to_q_weight = binder.take("to_q.weight", {inner, shape.query_dim});
-  weights.to_q_bias = binder.take("to_q.bias", {inner});
-  weights.to_k_weight = binder.take("to_k.weight", {inner, shape.context_dim});
-  weights.to_k_bias = binder.take("to_k.bias", {inner});
-  weights.to_v_weight = binder.take("to_v.weight", {inner, shape.context_dim});
-  weights.to_v_bias = binder.take("to_v.bias", {inner});
-  weights.to_out_weight = binder.take("to_out.0.weight", {shape.query_dim, inner});
-  weights.to_out_bias = binder.take("to_out.0.bias", {shape.query_dim});
+  weights.to_q = bind_linear(binder, "to_q", shape.query_dim, inner);
+  weights.to_k = bind_linear(binder, "to_k", shape.context_dim, inner);
+  weights.to_v = bind_linear(binder, "to_v", shape.context_dim, inner);
+  weights.to_out = bind_linear(binder, "to_out.0", inner, shape.query_dim);
   weights.q_norm = binder.take("q_norm.weight", {inner});
   weights.k_norm = binder.take("k_norm.weight", {inner});
-  if (shape.gated) {
-    weights.gate_weight = binder.take("to_gate_logits.weight", {shape.heads, shape.query_dim});
-    weights.gate_bias = binder.take("to_gate_logits.bias", {shape.heads});
-  }
+  if (shape.gated)
+    weights.gate = bind_linear(binder, "to_gate_logits", shape.query_dim, shape.heads);
   return weights;
 }
 

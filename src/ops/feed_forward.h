@@ -3,10 +3,12 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "ops/linear.h"
+
 namespace flotilla::ops {
 
 struct FeedForwardWeights {
-  at::Tensor in_weight, in_bias, out_weight, out_bias;  // biases undefined where the model has none
+  LinearWeights in, out;  // biases undefined where the model has none
 };
 
 // x: [..., dim] -> [..., dim].
@@ -17,12 +19,8 @@ template <typename Binder>
 FeedForwardWeights bind_feed_forward(Binder binder, int64_t dim, int64_t mult = 4,
                                      bool bias = true) {
   FeedForwardWeights weights;
-  weights.in_weight = binder.take("net.0.proj.weight", {mult * dim, dim});
-  weights.out_weight = binder.take("net.2.weight", {dim, mult * dim});
-  if (bias) {
-    weights.in_bias = binder.take("net.0.proj.bias", {mult * dim});
-    weights.out_bias = binder.take("net.2.bias", {dim});
-  }
+  weights.in = bind_linear(binder, "net.0.proj", dim, mult * dim, bias);
+  weights.out = bind_linear(binder, "net.2", mult * dim, dim, bias);
   return weights;
 }
 

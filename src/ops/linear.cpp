@@ -6,23 +6,38 @@
 
 #include <algorithm>
 
+#include "ops/fp8_linear.h"
+
 namespace flotilla::ops {
 namespace {
 
 thread_local bool fixed_row_blocks = false;
 
-at::Tensor linear_in_blocks(const at::Tensor& x, const at::Tensor& weight,
-                            const std::optional<at::Tensor>& bias) {
+// The layer in the type of the computation.
+LinearWeights widened(const LinearWeights& layer, at::ScalarType dtype) {
+  LinearWeights wide;
+  wide.weight = layer.weight.to(dtype);
+  if (layer.bias.defined()) wide.bias = layer.bias.to(dtype);
+  return wide;
+}
+
+at::Tensor product(const at::Tensor& x, const LinearWeights& layer) {
+  if (layer.row_scales.defined()) return fp8_linear(x, layer);
+  return at::linear(x, layer.weight,
+                    layer.bias.defined() ? std::optional(layer.bias) : std::nullopt);
+}
+
+at::Tensor linear_in_blocks(const at::Tensor& x, const LinearWeights& layer) {
   const at::Tensor rows = x.reshape({-1, x.size(-1)});
   const int64_t count = rows.size(0);
-  at::Tensor out = at::empty({count, weight.size(0)}, x.options());
+  at::Tensor out = at::empty({count, layer.weight.size(0)}, x.options());
   for (int64_t begin = 0; begin < count; begin += kRowBlock) {
     const int64_t size = std::min(kRowBlock, count - begin);
     const at::Tensor block = row_block(rows, 0, begin, size);
-    out.narrow(0, begin, size).copy_(at::linear(block, weight, bias).narrow(0, 0, size));
+    out.narrow(0, begin, size).copy_(product(block, layer).narrow(0, 0, size));
   }
   std::vector<int64_t> shape = x.sizes().vec();
-  shape.back() = weight.size(0);
+  shape.back() = layer.weight.size(0);
   return out.view(shape);
 }
 
@@ -40,9 +55,15 @@ at::Tensor row_block(const at::Tensor& x, int64_t axis, int64_t begin, int64_t s
   return at::cat({rows, at::zeros(missing, rows.options())}, axis);
 }
 
+at::Tensor linear(const at::Tensor& x, const LinearWeights& layer) {
+  const bool stored_narrow =
+      layer.weight.scalar_type() == at::kFloat8_e4m3fn && !layer.row_scales.defined();
+  const LinearWeights& used = stored_narrow ? widened(layer, x.scalar_type()) : layer;
+  return fixed_row_blocks ? linear_in_blocks(x, used) : product(x, used);
+}
+
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
-  const std::optional<at::Tensor> offset = bias.defined() ? std::optional(bias) : std::nullopt;
-  return fixed_row_blocks ? linear_in_blocks(x, weight, offset) : at::linear(x, weight, offset);
+  return linear(x, LinearWeights{weight, bias, {}});
 }
 
 at::Tensor by_rows(const at::Tensor& x, at::Tensor (*function)(const at::Tensor&)) {

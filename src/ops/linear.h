@@ -8,6 +8,8 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <string>
+#include <string_view>
 
 namespace flotilla::ops {
 
@@ -28,8 +30,31 @@ class FixedRowBlocks {
   bool before_;
 };
 
-// x [..., in] times weight [out, in] transposed, plus bias [out] where it is defined -> [..., out].
+// Weight and bias are of the type of the input, or e4m3. Without scales e4m3 is storage alone: it
+// is made wide for each product. With scales the product itself is of 8-bit numbers, see
+// fp8_linear.h.
+struct LinearWeights {
+  at::Tensor weight;      // [out, in]
+  at::Tensor bias;        // [out] or undefined
+  at::Tensor row_scales;  // [out], float32, of an e4m3 weight; undefined: none
+};
+
+// x [..., in] times the weight transposed, plus the bias -> [..., out], of the type of x.
+at::Tensor linear(const at::Tensor& x, const LinearWeights& layer);
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {});
+
+// Takes "<name>.weight" and, with `bias`, "<name>.bias". Binder is loader::WeightBinder; a
+// template, because ops/ does not know loader/.
+template <typename Binder>
+LinearWeights bind_linear(Binder& binder, std::string_view name, int64_t in, int64_t out,
+                          bool bias = true) {
+  const std::string weight = std::string(name) + ".weight";
+  LinearWeights layer;
+  layer.weight = binder.take(weight, {out, in});
+  if (bias) layer.bias = binder.take(std::string(name) + ".bias", {out});
+  layer.row_scales = binder.row_scales(weight);
+  return layer;
+}
 
 // Rows [begin, begin + size) along `axis`, filled with zeros to kRowBlock; size <= kRowBlock.
 at::Tensor row_block(const at::Tensor& x, int64_t axis, int64_t begin, int64_t size);

@@ -103,10 +103,9 @@ class Stream {
  private:
   at::Tensor values_only(const at::Tensor& normed) const {
     const auto& attention = weights_.self_attention;
-    const at::Tensor values = ops::linear(normed, attention.to_v_weight, attention.to_v_bias);
+    const at::Tensor values = ops::linear(normed, attention.to_v);
     if (!attention.gated()) return values;
-    return ops::gate_heads(values, ops::linear(normed, attention.gate_weight, attention.gate_bias),
-                           attention.heads);
+    return ops::gate_heads(values, ops::linear(normed, attention.gate), attention.heads);
   }
 
   at::Tensor attend_text(const at::Tensor& query, const at::Tensor& context) const {

@@ -22,6 +22,8 @@ inline std::string safetensors_dtype(at::ScalarType type) {
       return "BF16";
     case at::kInt:
       return "I32";
+    case at::kFloat8_e4m3fn:
+      return "F8_E4M3";
     default:
       throw std::invalid_argument(std::string("no safetensors name for ") + c10::toString(type));
   }
