@@ -5,6 +5,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <limits>
 #include <new>
 #include <vector>
 
@@ -12,6 +13,9 @@
 
 namespace flotilla::comm {
 namespace {
+
+// For ranks that do not get on.
+constexpr double kErrorPatienceSeconds = 10;
 
 struct Report {
   ErrorKind kind;
@@ -53,6 +57,18 @@ std::string describe(const std::vector<Report>& reports, int world_size) {
   return text;
 }
 
+// A rank with an error may be alone with it: the others wait in a collective call that it has left.
+// Then there is nobody to agree with, and the error itself passes on, to end all ranks.
+void meet(Communicator& communicator, const std::optional<Error>& error) {
+  try {
+    communicator.meet("agreement",
+                      error ? kErrorPatienceSeconds : std::numeric_limits<double>::infinity());
+  } catch (const Error&) {
+    if (error) throw *error;
+    throw;
+  }
+}
+
 }  // namespace
 
 Error current_error() {
@@ -75,6 +91,7 @@ Error current_error() {
 }
 
 void agree(Communicator& communicator, const std::optional<Error>& error) {
+  meet(communicator, error);
   if (communicator.all_max(error ? 1 : 0) == 0) return;
   const auto reports = merge(communicator, communicator.all_gather(pack(error)));
   const auto cause = std::find_if(reports.begin(), reports.end(), [](const Report& report) {

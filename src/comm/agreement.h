@@ -30,7 +30,9 @@ class AgreedError : public Error {
 Error current_error();
 
 // Collective. Throws AgreedError on all ranks when any rank brings an error. The kind is that of
-// the lowest rank whose error is not a mere consequence (communication) of another's.
+// the lowest rank whose error is not a mere consequence (communication) of another's. When the
+// others do not come and do not get on (the error was thrown between two collective calls, where
+// they now wait), this rank's error passes on as it is, to end all ranks.
 void agree(Communicator& communicator, const std::optional<Error>& error);
 
 // Collective. All ranks must have the same `value`. Errors (agreed, ErrorKind::internal): they do

@@ -81,24 +81,25 @@ Board::Board(const MpiComm& comm, std::shared_ptr<JobBoard> job)
 // New shared memory is zero, which is the atomics' first value.
 Board::Cell& Board::cell(int rank) const { return reinterpret_cast<Cell*>(memory_.data())[rank]; }
 
-uint64_t Board::arrive() {
+uint64_t Board::arrive(Count count) {
   job_->note_progress();
-  cell(rank_).arrivals.store(++arrivals_, std::memory_order_release);
-  return arrivals_;
+  cell(rank_).arrivals[count].store(++arrivals_[count], std::memory_order_release);
+  return arrivals_[count];
 }
 
-std::vector<int> Board::behind(uint64_t epoch) const {
+std::vector<int> Board::behind(uint64_t epoch, Count count) const {
   std::vector<int> ranks;
   for (size_t r = 0; r < world_ranks_.size(); ++r) {
-    if (cell(static_cast<int>(r)).arrivals.load(std::memory_order_acquire) < epoch)
+    if (cell(static_cast<int>(r)).arrivals[count].load(std::memory_order_acquire) < epoch)
       ranks.push_back(world_ranks_[r]);
   }
   return ranks;
 }
 
-bool Board::all_arrived(uint64_t epoch) const {
+bool Board::all_arrived(uint64_t epoch, Count count) const {
   for (size_t r = 0; r < world_ranks_.size(); ++r) {
-    if (cell(static_cast<int>(r)).arrivals.load(std::memory_order_acquire) < epoch) return false;
+    if (cell(static_cast<int>(r)).arrivals[count].load(std::memory_order_acquire) < epoch)
+      return false;
   }
   return true;
 }

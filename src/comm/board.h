@@ -27,15 +27,17 @@ class Board {
   // World ranks in the order of the communicator's.
   const std::vector<int>& world_ranks() const { return world_ranks_; }
 
-  // Enters the next collective call; gives its number.
-  uint64_t arrive();
-  // World ranks that have not entered call `epoch`.
-  std::vector<int> behind(uint64_t epoch) const;
-  bool all_arrived(uint64_t epoch) const;
+  // Collective calls are counted apart from meetings before agreements: see Communicator::meet().
+  enum Count { kCalls, kMeetings };
+  // Enters the next one; gives its number.
+  uint64_t arrive(Count count = kCalls);
+  // World ranks that have not entered number `epoch`.
+  std::vector<int> behind(uint64_t epoch, Count count = kCalls) const;
+  bool all_arrived(uint64_t epoch, Count count = kCalls) const;
 
  private:
   struct alignas(64) Cell {
-    std::atomic<uint64_t> arrivals;
+    std::atomic<uint64_t> arrivals[2];  // by Count
   };
   static_assert(std::atomic<uint64_t>::is_always_lock_free);
 
@@ -46,7 +48,7 @@ class Board {
   std::vector<int> world_ranks_;
   PeerWatch peers_;
   int rank_;
-  uint64_t arrivals_ = 0;
+  uint64_t arrivals_[2] = {};
 };
 
 }  // namespace flotilla::comm

@@ -41,6 +41,11 @@ class Communicator {
   // `what` appears in the error that names the missing ranks after `timeout_s`.
   virtual void barrier(std::string_view what, double timeout_s) = 0;
 
+  // A barrier of its own count: a rank that comes here with an error, while others are in a call
+  // that it will never enter, is not taken for one that has entered it. For agreement.h. Waits
+  // no longer than other calls, and no longer than `at_most_s`. Errors as of barrier().
+  virtual void meet(std::string_view what, double at_most_s) = 0;
+
   // The root's values reach the tensor of every rank, in place. Contiguous; same shape and dtype on
   // all ranks; any dtype.
   virtual void broadcast(at::Tensor& tensor, int root) = 0;

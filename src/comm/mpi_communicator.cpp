@@ -78,6 +78,15 @@ void MpiCommunicator::barrier(std::string_view what, double timeout_s) {
       [&] { return board_.all_arrived(epoch); }, [&] { return board_.behind(epoch); });
 }
 
+void MpiCommunicator::meet(std::string_view what, double at_most_s) {
+  if (size_ == 1) return;
+  const uint64_t epoch = board_.arrive(Board::kMeetings);
+  wait_until(
+      board_.peers(), {what, std::min(timeout_s_, at_most_s), Deadline::from_progress},
+      [&] { return board_.all_arrived(epoch, Board::kMeetings); },
+      [&] { return board_.behind(epoch, Board::kMeetings); });
+}
+
 void MpiCommunicator::wait(MPI_Request request, const WaitLimit& limit,
                            const std::vector<int>& missing, uint64_t epoch,
                            const std::vector<at::Tensor>& buffers) {

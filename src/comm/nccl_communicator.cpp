@@ -35,6 +35,10 @@ void NcclCommunicator::barrier(std::string_view what, double timeout_s) {
   host_->barrier(what, timeout_s);
 }
 
+void NcclCommunicator::meet(std::string_view what, double at_most_s) {
+  host_->meet(what, at_most_s);
+}
+
 void NcclCommunicator::broadcast(at::Tensor& tensor, int root) {
   if (!is_mine(tensor)) return host_->broadcast(tensor, root);
   if (tensor.numel() == 0) return;

@@ -29,6 +29,7 @@ class NcclCommunicator final : public Communicator {
   const PeerWatch& peers() const override { return host_->peers(); }
 
   void barrier(std::string_view what, double timeout_s) override;
+  void meet(std::string_view what, double at_most_s) override;
   void broadcast(at::Tensor& tensor, int root) override;
   std::string broadcast(std::string_view text, int root) override;
   at::Tensor all_gather(const at::Tensor& tensor) override;

@@ -63,6 +63,12 @@ int run_phase(RankContext& ranks, const std::string& fault, const std::string& p
     if (phase == "busy") return busy_rounds(ranks, fault);
     if (phase == "exchange") return exchange_rounds(ranks, fault);
     if (phase == "collective") return collective_rounds(ranks, fault);
+    if (phase == "agreed_rounds") {
+      return agreed(ranks.world(), [&] {
+        if (ranks.rank() == 1) go_wrong(fault);
+        ranks.world().all_max(1);
+      });
+    }
     agreed(ranks.world(), [&] {  // "agreement"
       if (ranks.rank() == 1) go_wrong(fault);
     });
@@ -73,8 +79,9 @@ int run_phase(RankContext& ranks, const std::string& fault, const std::string& p
 int guarded(const std::string& fault, const std::string& phase) {
   const auto environment = [](const char* name) -> const char* { return std::getenv(name); };
   try {
-    return run_on_ranks({environment, /*timeout_s=*/3, /*silence_limit_s=*/4},
-                        [&](RankContext& ranks) { return run_phase(ranks, fault, phase); });
+    return run_on_ranks(
+        {environment, /*timeout_s=*/phase == "agreed_rounds" ? 60.0 : 3.0, /*silence_limit_s=*/4},
+        [&](RankContext& ranks) { return run_phase(ranks, fault, phase); });
   } catch (const AgreedError& error) {
     if (error.speaks()) log::error("test", "{}", error.what());
     return exit_code(error.kind());

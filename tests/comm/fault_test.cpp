@@ -113,6 +113,16 @@ TEST_F(FaultTest, ARankThatThrowsEndsAllWithTheCodeOfItsError) {
   }
 }
 
+// The others wait in a collective call, where no agreement comes about.
+TEST_F(FaultTest, ARankThatThrowsInTheMiddleOfAnAgreedPartEndsAllWithItsError) {
+  const Outcome outcome = run_ranks(4, "throw", "agreed_rounds");
+  SCOPED_TRACE(std::to_string(outcome.seconds) + " s\n" + outcome.output);
+  EXPECT_EQ(outcome.code, 7);
+  EXPECT_LT(outcome.seconds, 20);
+  EXPECT_EQ(outcome.errors, 1);
+  EXPECT_THAT(outcome.output, HasSubstr("numbers ran away"));
+}
+
 TEST_F(FaultTest, RanksThatMpiDoesNotConnectAreRefused) {
   const std::string command = std::string("SLURM_NTASKS=4 SLURM_PROCID=0 SLURM_STEP_ID=0 ") +
                               FLOTILLA_FAULT_PROGRAM + " none agreement > /dev/null 2>&1";
