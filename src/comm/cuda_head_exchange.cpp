@@ -92,6 +92,7 @@ class CudaHeadExchange final : public HeadExchange {
                                                       int64_t heads, double norm_eps) override;
   at::Tensor exchange_back(const at::Tensor& heads) override;
   at::Tensor all_gather_heads(const at::Tensor& heads) override;
+  bool can_be_captured() const override { return true; }
   ExchangeStats stats() const override;
   void close() override;
 

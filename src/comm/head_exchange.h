@@ -29,8 +29,8 @@ enum class ExchangeTransport {
 struct HeadExchangeOptions {
   at::Device device = at::kCPU;  // of the tensors; a GPU with its index
   ExchangeTransport transport = ExchangeTransport::automatic;
-  int64_t heads = 0;       // of the video self-attention
-  int64_t max_tokens = 0;  // sp.max_tokens
+  int64_t heads = 0;             // of the video self-attention
+  int64_t max_tokens = 0;        // sp.max_tokens
   int64_t max_batch = 1;
   int64_t token_bytes = 0;       // of one token in one call: 3 * H * D * element size for q, k, v
   int64_t max_gather_bytes = 0;  // of one result of all_gather_heads
@@ -83,6 +83,9 @@ class HeadExchange {
   // Heads of replicated tokens: [B, Ta, W/N] -> [B, Ta, W] on every rank.
   virtual at::Tensor all_gather_heads(const at::Tensor& heads) = 0;
 
+  // Whether calls are work on the current stream alone, an even number of which a CUDA graph may
+  // hold.
+  virtual bool can_be_captured() const { return false; }
   // On a GPU: waits for the calls that were made. Errors: those of the calls.
   virtual ExchangeStats stats() const = 0;
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "ops/cuda_launch.h"
 #include "ops/norm.h"
 
 namespace flotilla::ops {
@@ -30,20 +31,35 @@ at::Tensor attend_in_blocks(const at::Tensor& q, const at::Tensor& k, const at::
   return at::cat(parts, 2);  // [B, h, Tq, D]
 }
 
+// [B, T, H*D] -> [B, H, T, D].
+at::Tensor norm_rope(const at::Tensor& x, const at::Tensor& weight, const AttentionCall& call,
+                     const RopeTable& rope) {
+#ifdef FLOTILLA_CUDA
+  if (x.is_cuda() && (!rope.defined() || rope.type == RopeType::split)) {
+    const at::Tensor tokens = cuda::norm_rope(x, weight, call.norm_eps, call.heads, rope);
+    if (tokens.defined()) return tokens.unflatten(-1, {call.heads, -1}).transpose(1, 2);
+  }
+#endif
+  return rotate_heads(rms_norm(x, call.norm_eps, weight), call.heads, rope);
+}
+
 }  // namespace
 
 at::Tensor gate_heads(const at::Tensor& heads_out, const at::Tensor& gate_logits, int64_t heads) {
   if (!gate_logits.defined()) return heads_out;
+#ifdef FLOTILLA_CUDA
+  if (heads_out.is_cuda()) return cuda::gate_heads(heads_out, gate_logits);
+#endif
   const at::Tensor gates = 2.0 * by_rows(gate_logits, at::sigmoid);  // [B, T, H]
   return (heads_out.unflatten(-1, {heads, -1}) * gates.unsqueeze(-1)).flatten(-2);
 }
 
 at::Tensor query_heads(const AttentionCall& call) {
-  return rotate_heads(rms_norm(call.q, call.norm_eps, call.q_norm), call.heads, call.q_rope);
+  return norm_rope(call.q, call.q_norm, call, call.q_rope);
 }
 
 at::Tensor key_heads(const AttentionCall& call) {
-  return rotate_heads(rms_norm(call.k, call.norm_eps, call.k_norm), call.heads, call.k_rope);
+  return norm_rope(call.k, call.k_norm, call, call.k_rope);
 }
 
 at::Tensor dot_product(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,

@@ -5,7 +5,9 @@
 #include <c10/cuda/CUDAStream.h>
 
 #include "base/error.h"
-#include "kernels/rms_norm_modulate.h"
+#include "kernels/gate_heads.h"
+#include "kernels/qk_norm_rope.h"
+#include "kernels/residual_norm_modulate.h"
 
 namespace flotilla::ops::cuda {
 namespace {
@@ -22,28 +24,114 @@ kernels::DataType data_type(const at::Tensor& x) {
   }
 }
 
+// Rows of `row_stride` elements: a view of a table of several rows a timestep may be given.
+int64_t row_stride(const at::Tensor& rows, const at::Tensor& like) {
+  FLOTILLA_ASSERT(rows.dim() == 2 && rows.stride(1) == 1 && rows.size(1) == like.size(-1));
+  FLOTILLA_ASSERT(rows.scalar_type() == like.scalar_type() && rows.device() == like.device());
+  return rows.stride(0);
+}
+
+// Tokens that share a row where no index says which.
+int64_t tokens_per_row(const at::Tensor& rows, const at::Tensor& x) {
+  FLOTILLA_ASSERT(rows.size(0) == 1 || rows.size(0) == x.size(0));
+  return rows.size(0) == 1 ? x.size(0) * x.size(1) : x.size(1);
+}
+
+void launched(cudaError_t code) { C10_CUDA_CHECK(code); }
+
 }  // namespace
 
-at::Tensor rms_norm_modulate(const at::Tensor& x, double eps, const TokenModulation& modulation) {
-  FLOTILLA_ASSERT(x.dim() == 3 && modulation.scale.size(-1) == x.size(2));
+Residual residual_norm_modulate(const at::Tensor& x, const at::Tensor& update,
+                                const TokenGate& gate, double eps,
+                                std::span<const TokenModulation> modulations) {
+  FLOTILLA_ASSERT(x.dim() == 3 && modulations.size() <= kernels::kMaxModulations);
   const at::Tensor input = x.contiguous();
-  const at::Tensor scale = modulation.scale.to(x.scalar_type()).contiguous();
-  const at::Tensor shift = modulation.shift.to(x.scalar_type()).contiguous();
-  const at::Tensor index =
-      modulation.row_of_token.defined() ? modulation.row_of_token.contiguous() : at::Tensor();
-  at::Tensor out = at::empty_like(input);
-  kernels::RmsNormModulateArgs args;
+  const at::Tensor added = update.defined() ? update.contiguous() : update;
+  kernels::ResidualNormModulateArgs args;
   args.x = input.const_data_ptr();
-  args.scale = scale.const_data_ptr();
-  args.shift = shift.const_data_ptr();
-  args.out = out.mutable_data_ptr();
-  args.row_of_token = index.defined() ? index.const_data_ptr<int64_t>() : nullptr;
   args.tokens = x.size(0) * x.size(1);
-  args.tokens_per_row = scale.size(0) == 1 ? args.tokens : x.size(1);
   args.dim = x.size(2);
   args.eps = static_cast<float>(eps);
   args.dtype = data_type(x);
-  C10_CUDA_CHECK(kernels::launch_rms_norm_modulate(args, c10::cuda::getCurrentCUDAStream()));
+  at::Tensor index;
+  Residual residual;
+  residual.x = input;
+  if (added.defined()) {
+    FLOTILLA_ASSERT(added.sizes() == x.sizes() && added.scalar_type() == x.scalar_type());
+    residual.x = at::empty_like(input);
+    args.update = added.const_data_ptr();
+    args.sum = residual.x.mutable_data_ptr();
+  }
+  if (gate.rows.defined()) {
+    args.gate = gate.rows.const_data_ptr();
+    args.gate_row_stride = row_stride(gate.rows, x);
+    args.gate_is_indexed = gate.row_of_token.defined();
+    index = gate.row_of_token;
+    if (!args.gate_is_indexed) args.gate_tokens_per_row = tokens_per_row(gate.rows, x);
+  }
+  for (const TokenModulation& modulation : modulations) {
+    auto& out = args.modulation[args.modulations++];
+    out.scale = modulation.scale.const_data_ptr();
+    out.shift = modulation.shift.const_data_ptr();
+    out.row_stride = row_stride(modulation.scale, x);
+    FLOTILLA_ASSERT(row_stride(modulation.shift, x) == out.row_stride);
+    residual.modulated.push_back(at::empty_like(input));
+    out.out = residual.modulated.back().mutable_data_ptr();
+    if (modulation.row_of_token.defined()) {
+      index = modulation.row_of_token;
+    } else {
+      args.tokens_per_row = tokens_per_row(modulation.scale, x);
+    }
+  }
+  if (index.defined()) index = index.contiguous();
+  args.row_of_token = index.defined() ? index.const_data_ptr<int64_t>() : nullptr;
+  launched(kernels::launch_residual_norm_modulate(args, c10::cuda::getCurrentCUDAStream()));
+  return residual;
+}
+
+at::Tensor gate_heads(const at::Tensor& heads_out, const at::Tensor& logits) {
+  const at::Tensor input = heads_out.contiguous();
+  const at::Tensor gates = logits.contiguous();
+  FLOTILLA_ASSERT(gates.scalar_type() == input.scalar_type());
+  const at::Tensor out = at::empty_like(input);
+  kernels::GateHeadsArgs args;
+  args.heads_out = input.const_data_ptr();
+  args.logits = gates.const_data_ptr();
+  args.out = out.mutable_data_ptr();
+  args.heads = gates.size(-1);
+  args.tokens = gates.numel() / args.heads;
+  args.head_dim = input.size(-1) / args.heads;
+  args.dtype = data_type(input);
+  launched(kernels::launch_gate_heads(args, c10::cuda::getCurrentCUDAStream()));
+  return out;
+}
+
+at::Tensor norm_rope(const at::Tensor& x, const at::Tensor& weight, double eps, int64_t heads,
+                     const RopeTable& rope) {
+  FLOTILLA_ASSERT(x.dim() == 3 && (!rope.defined() || rope.type == RopeType::split));
+  const at::Tensor input = x.contiguous();
+  const at::Tensor out = at::empty_like(input);
+  kernels::QkNormRopeArgs args;
+  args.parts = 1;
+  auto& part = args.part[0];
+  part.from = input.const_data_ptr();
+  part.weight = weight.const_data_ptr();
+  part.out = out.mutable_data_ptr();
+  if (rope.defined()) {
+    FLOTILLA_ASSERT(rope.cos.is_contiguous() && rope.sin.is_contiguous() &&
+                    rope.cos.scalar_type() == x.scalar_type() && rope.cos.size(2) == x.size(1));
+    part.cos = rope.cos.const_data_ptr();
+    part.sin = rope.sin.const_data_ptr();
+    part.table_batches = rope.cos.size(0);
+  }
+  args.batches = x.size(0);
+  args.tokens = args.live_tokens = x.size(1);
+  args.heads = heads;
+  args.head_dim = x.size(2) / heads;
+  args.eps = static_cast<float>(eps);
+  args.dtype = data_type(x);
+  if (!kernels::can_qk_norm_rope(args)) return {};
+  launched(kernels::launch_qk_norm_rope(args, c10::cuda::getCurrentCUDAStream()));
   return out;
 }
 

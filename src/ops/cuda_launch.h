@@ -7,10 +7,22 @@
 #include <ATen/core/Tensor.h>
 
 #include "ops/norm.h"
+#include "ops/rope.h"
 
 namespace flotilla::ops::cuda {
 
-at::Tensor rms_norm_modulate(const at::Tensor& x, double eps, const TokenModulation& modulation);
+// `update` undefined: x itself is normalised.
+Residual residual_norm_modulate(const at::Tensor& x, const at::Tensor& update,
+                                const TokenGate& gate, double eps,
+                                std::span<const TokenModulation> modulations);
+
+// heads_out [B, T, H*D] * 2 * sigmoid(logits [B, T, H]).
+at::Tensor gate_heads(const at::Tensor& heads_out, const at::Tensor& logits);
+
+// RMSNorm with `weight` over all heads and split RoPE, [B, T, H*D] -> the same layout. Undefined
+// where the kernel does not take the sizes.
+at::Tensor norm_rope(const at::Tensor& x, const at::Tensor& weight, double eps, int64_t heads,
+                     const RopeTable& rope);
 
 }  // namespace flotilla::ops::cuda
 

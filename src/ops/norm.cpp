@@ -24,9 +24,30 @@ at::Tensor rms_norm_modulate_aten(const at::Tensor& x, double eps,
 
 at::Tensor rms_norm_modulate(const at::Tensor& x, double eps, const TokenModulation& modulation) {
 #ifdef FLOTILLA_CUDA
-  if (x.is_cuda()) return cuda::rms_norm_modulate(x, eps, modulation);
+  if (x.is_cuda())
+    return cuda::residual_norm_modulate(x, {}, {}, eps, {&modulation, 1}).modulated.front();
 #endif
   return rms_norm_modulate_aten(x, eps, modulation);
+}
+
+Residual residual_norm_modulate_aten(const at::Tensor& x, const at::Tensor& update,
+                                     const TokenGate& gate, double eps,
+                                     std::span<const TokenModulation> modulations) {
+  Residual residual;
+  residual.x =
+      x + (gate.rows.defined() ? update * expand_rows(gate.rows, gate.row_of_token) : update);
+  for (const TokenModulation& modulation : modulations)
+    residual.modulated.push_back(rms_norm_modulate_aten(residual.x, eps, modulation));
+  return residual;
+}
+
+Residual residual_norm_modulate(const at::Tensor& x, const at::Tensor& update,
+                                const TokenGate& gate, double eps,
+                                std::span<const TokenModulation> modulations) {
+#ifdef FLOTILLA_CUDA
+  if (x.is_cuda()) return cuda::residual_norm_modulate(x, update, gate, eps, modulations);
+#endif
+  return residual_norm_modulate_aten(x, update, gate, eps, modulations);
 }
 
 }  // namespace flotilla::ops

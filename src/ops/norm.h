@@ -4,6 +4,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <span>
+#include <vector>
+
 namespace flotilla::ops {
 
 // x / rms(x) over the last dimension, times `weight` [D] when it is defined. x: [..., D].
@@ -16,12 +19,32 @@ struct TokenModulation {
   at::Tensor row_of_token;  // int64 [B, T]; undefined: one row a sample
 };
 
+// What an update of the tokens is multiplied by.
+struct TokenGate {
+  at::Tensor rows;          // [U, D]; undefined: 1
+  at::Tensor row_of_token;  // as in TokenModulation
+};
+
 // AdaLN-zero: rms_norm(x) * (1 + scale) + shift. x: [B, T, D]. On CUDA one kernel, which rounds
 // once where this chain rounds four times.
 at::Tensor rms_norm_modulate(const at::Tensor& x, double eps, const TokenModulation& modulation);
 // The same written with ATen on any device: what the kernel is held against.
 at::Tensor rms_norm_modulate_aten(const at::Tensor& x, double eps,
                                   const TokenModulation& modulation);
+
+// The chain between two layers of a block.
+struct Residual {
+  at::Tensor x;                       // x + update * gate
+  std::vector<at::Tensor> modulated;  // of that, rms_norm_modulate() with each modulation
+};
+// x, update: [B, T, D]. Modulations, two at most, and an index of the gate share one row_of_token.
+// On CUDA one kernel.
+Residual residual_norm_modulate(const at::Tensor& x, const at::Tensor& update,
+                                const TokenGate& gate, double eps,
+                                std::span<const TokenModulation> modulations = {});
+Residual residual_norm_modulate_aten(const at::Tensor& x, const at::Tensor& update,
+                                     const TokenGate& gate, double eps,
+                                     std::span<const TokenModulation> modulations = {});
 
 // x * (1 + scale) + shift.
 at::Tensor modulate(const at::Tensor& x, const at::Tensor& scale, const at::Tensor& shift);

@@ -72,13 +72,10 @@ int64_t digest_of_work(const Modality* video, const Modality* audio,
 
 }  // namespace
 
-std::unique_ptr<comm::HeadExchange> make_sequence_exchange(
-    comm::Communicator& communicator, const transformer::TransformerConfig& config,
-    const SequenceSizes& sizes) {
+comm::HeadExchangeOptions exchange_options(const transformer::TransformerConfig& config,
+                                           const SequenceSizes& sizes) {
   const auto& video = config.video;
   const auto& audio = config.audio;
-  // The cross-modal attention has the audio heads.
-  comm::agreed(communicator, [&] { comm::check_heads(audio.heads, communicator.world_size()); });
   const auto element_bytes = static_cast<int64_t>(at::elementSize(sizes.dtype));
   comm::HeadExchangeOptions options;
   options.device = sizes.device;
@@ -90,7 +87,16 @@ std::unique_ptr<comm::HeadExchange> make_sequence_exchange(
   options.max_gather_bytes = sizes.max_batch * sizes.audio_tokens * audio.dim() * element_bytes;
   options.timeout_s = sizes.timeout_s;
   options.first_timeout_s = std::max(options.first_timeout_s, sizes.timeout_s);
-  return comm::make_head_exchange(communicator, options);
+  return options;
+}
+
+std::unique_ptr<comm::HeadExchange> make_sequence_exchange(
+    comm::Communicator& communicator, const transformer::TransformerConfig& config,
+    const SequenceSizes& sizes) {
+  // The cross-modal attention has the audio heads.
+  comm::agreed(communicator,
+               [&] { comm::check_heads(config.audio.heads, communicator.world_size()); });
+  return comm::make_head_exchange(communicator, exchange_options(config, sizes));
 }
 
 at::Tensor SequenceParallelAttention::own_heads(const at::Tensor& all) const {
@@ -145,14 +151,16 @@ at::Tensor SequenceParallelAttention::video_to_audio(const ops::AttentionCall& c
 
 SequenceParallelVelocityModel::SequenceParallelVelocityModel(
     const transformer::Transformer& model, const transformer::TokenPositions& positions,
-    at::ScalarType dtype, comm::Communicator& communicator, comm::HeadExchange& exchange)
+    at::ScalarType dtype, comm::Communicator& communicator, comm::HeadExchange& exchange,
+    transformer::BlockGraphs* graphs)
     : model_(model),
       communicator_(communicator),
       exchange_(exchange),
       num_tokens_(positions.video.defined() ? positions.video.size(2) : 0),
       // Of the whole clip, then cut: each rank has the bytes that one rank would have.
       rope_(make_rope_tables(model.config(), positions.video, positions.audio, dtype)),
-      attention_(exchange) {
+      attention_(exchange),
+      graphs_(graphs) {
   FLOTILLA_ASSERT(exchange.world_size() == communicator.world_size() &&
                   exchange.rank() == communicator.rank());
   rope_.video = own_rope(rope_.video);
@@ -198,10 +206,12 @@ transformer::Velocity SequenceParallelVelocityModel::forward(
   FLOTILLA_ASSERT(video->latent.size(1) == num_tokens_);
   exchange_.set_token_count(num_tokens_, video->latent.size(0));
   // One rank holds all tokens; the model's own attention spares it the copies.
-  if (communicator_.world_size() == 1) return model_.forward(video, audio, rope_, perturbations);
+  if (communicator_.world_size() == 1)
+    return model_.forward(video, audio, rope_, perturbations, local_attention_, graphs_);
 
   const Modality own = own_video(*video);
-  transformer::Velocity velocity = model_.forward(&own, audio, rope_, perturbations, attention_);
+  transformer::Velocity velocity =
+      model_.forward(&own, audio, rope_, perturbations, attention_, graphs_);
   velocity.video = gather_tokens(velocity.video);
   return velocity;
 }

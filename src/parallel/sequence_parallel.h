@@ -27,8 +27,11 @@ struct SequenceSizes {
   at::ScalarType dtype = at::ScalarType::Float;  // of the computation
   at::Device device = at::kCPU;                  // with its index, if it is a GPU
   comm::ExchangeTransport transport = comm::ExchangeTransport::automatic;  // sp.transport
-  double timeout_s = 120;  // sp.exchange_timeout_seconds
+  double timeout_s = 120;                        // sp.exchange_timeout_seconds
 };
+
+comm::HeadExchangeOptions exchange_options(const transformer::TransformerConfig& config,
+                                           const SequenceSizes& sizes);
 
 // Collective. `communicator` must outlive the result. Errors (agreed, ErrorKind::config):
 // "heads (H) must be divisible by world_size (N)" with the rank counts that work; the plan asks
@@ -51,6 +54,8 @@ class SequenceParallelAttention final : public transformer::VideoTokenAttention 
   // Only k and v go out; each rank takes its heads of the queries, which all have, and the heads of
   // the result are gathered.
   at::Tensor video_to_audio(const ops::AttentionCall& call) const override;
+  // Both make two calls of the exchange, as graphs want it.
+  bool can_be_captured() const override { return exchange_.can_be_captured(); }
 
  private:
   at::Tensor mask_of_own_heads(const ops::AttentionCall& call) const;
@@ -66,11 +71,12 @@ class SequenceParallelAttention final : public transformer::VideoTokenAttention 
 
 class SequenceParallelVelocityModel final : public transformer::VelocityModel {
  public:
-  // `model`, `communicator` and `exchange`, which was made with it, must outlive this object;
-  // `dtype` is that of the latents. Local.
+  // `model`, `communicator`, `exchange`, which was made with it, and `graphs` (null: none) must
+  // outlive this object; `dtype` is that of the latents. Local.
   SequenceParallelVelocityModel(const transformer::Transformer& model,
                                 const transformer::TokenPositions& positions, at::ScalarType dtype,
-                                comm::Communicator& communicator, comm::HeadExchange& exchange);
+                                comm::Communicator& communicator, comm::HeadExchange& exchange,
+                                transformer::BlockGraphs* graphs = nullptr);
 
   // Collective, also without video. Errors (agreed, before the model runs): ErrorKind::config,
   // "Total video token count (T) exceeds attention_manager max_tokens (M)", see
@@ -94,6 +100,8 @@ class SequenceParallelVelocityModel final : public transformer::VelocityModel {
   int64_t num_tokens_;            // T; 0 without video
   transformer::RopeTables rope_;  // of this rank's tokens; of all audio
   SequenceParallelAttention attention_;
+  transformer::LocalVideoTokenAttention local_attention_;  // of a world of one rank
+  transformer::BlockGraphs* graphs_;
 };
 
 }  // namespace flotilla::parallel

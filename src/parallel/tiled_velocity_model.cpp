@@ -143,12 +143,14 @@ struct TiledVelocityModel::Results {
 
 TiledVelocityModel::TiledVelocityModel(const transformer::Transformer& model, const TileGrid& grid,
                                        const transformer::TokenPositions& positions,
-                                       at::ScalarType dtype, TileOwner owner, TilePositions mode)
+                                       at::ScalarType dtype, TileOwner owner, TilePositions mode,
+                                       transformer::BlockGraphs* graphs)
     : model_(model),
       tiles_(assign_tokens(grid, positions.video, mode)),
       num_tokens_(positions.video.size(2)),
       audio_rope_(make_rope_tables(model.config(), {}, positions.audio, dtype)),
-      sum_(std::move(owner.sum)) {
+      sum_(std::move(owner.sum)),
+      graphs_(graphs) {
   FLOTILLA_ASSERT(owner.rank >= 0 && owner.rank < owner.world_size);
   FLOTILLA_ASSERT(owner.world_size == 1 || sum_);
   offsets_.push_back(0);
@@ -204,8 +206,9 @@ void TiledVelocityModel::run_batch(const Batch& batch, const Modality& video, co
   rope.video = repeat_samples(rope.video, shape.num_samples);
   rope.video_cross = repeat_samples(rope.video_cross, shape.num_samples);
 
-  const auto velocity = model_.forward(&tile_video, audio != nullptr ? &tile_audio : nullptr, rope,
-                                       repeat(perturbations, shape.num_tiles()));
+  const auto velocity =
+      model_.forward(&tile_video, audio != nullptr ? &tile_audio : nullptr, rope,
+                     repeat(perturbations, shape.num_tiles()), attention_, graphs_);
   for (int64_t i = 0; i < shape.num_tiles(); ++i) {
     const size_t tile = batch.tiles[static_cast<size_t>(i)];
     const auto own = [&](const at::Tensor& all) {

@@ -25,11 +25,13 @@ struct TileOwner {
 
 class TiledVelocityModel final : public transformer::VelocityModel {
  public:
-  // `model` must outlive this object; `dtype` is that of the latents. positions.video has the
-  // tokens of grid.size first. Logs a warning for conditioning that no tile sees.
+  // `model` and `graphs` (null: none) must outlive this object; `dtype` is that of the latents.
+  // positions.video has the tokens of grid.size first. Logs a warning for conditioning that no tile
+  // sees.
   TiledVelocityModel(const transformer::Transformer& model, const TileGrid& grid,
                      const transformer::TokenPositions& positions, at::ScalarType dtype,
-                     TileOwner owner = {}, TilePositions mode = TilePositions::normalized);
+                     TileOwner owner = {}, TilePositions mode = TilePositions::normalized,
+                     transformer::BlockGraphs* graphs = nullptr);
 
   // Audio is computed beside every tile and averaged over them: it keeps the ranks' inputs equal,
   // but each tile heard a part of the picture only, so it is not meant as an output. Without video
@@ -58,6 +60,8 @@ class TiledVelocityModel final : public transformer::VelocityModel {
   transformer::RopeTables audio_rope_;
   std::vector<Batch> batches_;
   SumOverRanks sum_;
+  transformer::LocalVideoTokenAttention attention_;
+  transformer::BlockGraphs* graphs_;
 };
 
 }  // namespace flotilla::parallel

@@ -71,6 +71,8 @@ void StageRunner::make_model(const config::Job& job, const Plan& plan, const Sta
                              const Ranks& ranks, const transformer::Transformer& model,
                              const diffusion::AvLatents& start) {
   const transformer::TokenPositions positions{start.video.positions, start.audio.positions};
+  if (job.graphs == config::Graphs::automatic && plan.device.is_cuda())
+    graphs_ = std::make_unique<transformer::BlockGraphs>();
   if (stage.method == StageParallel::tiles) {
     parallel::TileOwner owner;
     if (ranks.world_size() > 1) {
@@ -81,12 +83,13 @@ void StageRunner::make_model(const config::Job& job, const Plan& plan, const Sta
     const auto mode = job.stage_2.tiles.normalize_positions ? parallel::TilePositions::normalized
                                                             : parallel::TilePositions::absolute;
     model_ = std::make_unique<parallel::TiledVelocityModel>(model, *stage.tiles, positions,
-                                                            plan.dtype, owner, mode);
+                                                            plan.dtype, owner, mode, graphs_.get());
     return;
   }
   const int64_t group_size = ranks.world_size() / stage.groups;
   if (stage.method == StageParallel::none || group_size == 1) {
-    model_ = std::make_unique<transformer::LocalVelocityModel>(model, positions, plan.dtype);
+    model_ = std::make_unique<transformer::LocalVelocityModel>(model, positions, plan.dtype,
+                                                               graphs_.get());
     return;
   }
   comm::Communicator& members = group_ ? *group_ : ranks.context->transformer();
@@ -99,14 +102,15 @@ void StageRunner::make_model(const config::Job& job, const Plan& plan, const Sta
   sizes.transport = transport_of(job.sp.transport);
   sizes.timeout_s = *job.sp.exchange_timeout_seconds;
   exchange_ = parallel::make_sequence_exchange(members, model.config(), sizes);
-  model_ = std::make_unique<parallel::SequenceParallelVelocityModel>(model, positions, plan.dtype,
-                                                                     members, *exchange_);
+  model_ = std::make_unique<parallel::SequenceParallelVelocityModel>(
+      model, positions, plan.dtype, members, *exchange_, graphs_.get());
 }
 
 void StageRunner::close(Phases& phases) {
   grouped_.reset();
   own_.reset();
   model_.reset();
+  graphs_.reset();
   if (exchange_) {
     const comm::ExchangeStats stats = exchange_->stats();
     phases.add_exchange(stats.bytes, stats.seconds);

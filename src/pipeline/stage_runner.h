@@ -51,8 +51,9 @@ class StageRunner {
                   const Ranks& ranks, const transformer::Transformer& model,
                   const diffusion::AvLatents& start);
 
-  std::unique_ptr<comm::Communicator> group_;     // of this rank; null: all ranks are one group
-  std::unique_ptr<comm::HeadExchange> exchange_;  // SP only
+  std::unique_ptr<comm::Communicator> group_;         // of this rank; null: all ranks are one group
+  std::unique_ptr<comm::HeadExchange> exchange_;      // SP only
+  std::unique_ptr<transformer::BlockGraphs> graphs_;  // null: every kernel is launched by itself
   std::unique_ptr<transformer::VelocityModel> model_;
   std::unique_ptr<TransformerPassRunner> own_;
   std::unique_ptr<GroupedPassRunner> grouped_;

@@ -2,6 +2,9 @@
 
 #include <ATen/ATen.h>
 
+#include <array>
+#include <span>
+
 #include "ops/linear.h"
 #include "ops/norm.h"
 #include "ops/token_rows.h"
@@ -19,19 +22,15 @@ constexpr int64_t kAudioToVideoRows = 0;
 constexpr int64_t kVideoToAudioRows = 2;
 constexpr int64_t kCrossGateRow = 4;
 
-// A block's table plus the timestep's rows, spread over the tokens on demand.
+// A block's table plus the timestep's rows.
 class ModulationRows {
  public:
   ModulationRows(const at::Tensor& table, const at::Tensor& rows, const at::Tensor& row_of_token)
       : rows_(table.unsqueeze(0) + rows), row_of_token_(row_of_token) {}
-  // Rows `scale` and `shift`, for the functions that take them unspread.
   ops::TokenModulation modulation(int64_t scale, int64_t shift) const {
     return {rows_.select(1, scale), rows_.select(1, shift), row_of_token_};
   }
-  // Broadcasts to [B, T, dim].
-  at::Tensor operator[](int64_t row) const {
-    return ops::expand_rows(rows_.select(1, row), row_of_token_);
-  }
+  ops::TokenGate gate(int64_t row) const { return {rows_.select(1, row), row_of_token_}; }
 
  private:
   at::Tensor rows_;  // [U, n, dim]
@@ -40,7 +39,8 @@ class ModulationRows {
 
 using AttendFunction = at::Tensor (VideoTokenAttention::*)(const ops::AttentionCall&) const;
 
-// One stream's way through the block.
+// One stream's way through the block: each layer gives an update, which is added together with what
+// the next layer reads (ops::residual_norm_modulate).
 class Stream {
  public:
   Stream(const StreamBlockWeights& weights, const StreamInputs& inputs, const BlockArgs& args)
@@ -52,55 +52,71 @@ class Stream {
         cross_(weights.cross_table.narrow(0, 0, kCrossGateRow), inputs.cross_rows,
                inputs.row_of_token) {}
 
-  // `attend` null: attention over this stream's tokens is always local (audio).
+  // Self-attention and text attention; leaves x as cross-modal attention finds it. `attend` null:
+  // attention over this stream's tokens is always local (audio).
+  void attend_self_and_text(at::Tensor& x, BlockSet SamplePerturbation::*kind,
+                            AttendFunction attend) {
+    const at::Tensor update = self_attention(x, kind, attend);
+    const ops::TokenGate self_gate = ada_.gate(kSelfRows + 2);
+    if (!args_.config.cross_attention_adaln) {
+      x = ops::residual_norm_modulate(x, update, self_gate, eps_).x;
+      const at::Tensor text = attend_text(ops::rms_norm(x, eps_), inputs_.context);
+      return add(x, text, {}, cross_modulations());
+    }
+    const std::array query = {ada_.modulation(kTextRows + 1, kTextRows)};
+    auto [sum, queries] = ops::residual_norm_modulate(x, update, self_gate, eps_, query);
+    x = sum;
+    const at::Tensor text = attend_text(queries.front(), modulated_context());
+    add(x, text, ada_.gate(kTextRows + 2), cross_modulations());
+  }
+
+  // The stream's tokens as input of cross-modal attention; `rows` names the direction.
+  at::Tensor cross_input(const at::Tensor& x, int64_t rows) const {
+    if (cross_inputs_.empty())
+      return ops::rms_norm_modulate(x, eps_, cross_.modulation(rows, rows + 1));
+    return cross_inputs_[rows == kAudioToVideoRows ? 0 : 1];
+  }
+
+  // Adds what comes from the other stream.
+  void add_cross(at::Tensor& x, const at::Tensor& update) {
+    const std::array next = {feed_forward_modulation()};
+    auto [sum, inputs] = ops::residual_norm_modulate(x, update, {cross_gate(), {}}, eps_, next);
+    x = sum;
+    feed_forward_input_ = inputs.front();
+  }
+
+  at::Tensor feed_forward(const at::Tensor& x) const {
+    const at::Tensor input = feed_forward_input_.defined()
+                                 ? feed_forward_input_
+                                 : ops::rms_norm_modulate(x, eps_, feed_forward_modulation());
+    return ops::residual_norm_modulate(x, ops::feed_forward(weights_.feed_forward, input),
+                                       ada_.gate(kFeedForwardRows + 2), eps_)
+        .x;
+  }
+
+  const ops::RopeTable& cross_rope() const { return inputs_.cross_rope; }
+  const at::Tensor& video_mask() const { return inputs_.video_mask; }
+  // Another stream is there to read this one, so its tokens are prepared for that at once.
+  void expect_reader() { has_reader_ = true; }
+
+ private:
+  // Projected, not yet gated.
   at::Tensor self_attention(const at::Tensor& x, BlockSet SamplePerturbation::*kind,
                             AttendFunction attend) const {
     const at::Tensor normed =
         ops::rms_norm_modulate(x, eps_, ada_.modulation(kSelfRows + 1, kSelfRows));
     const Skip skip = skip_in_block(args_.perturbations, kind, args_.block_idx, x);
-    at::Tensor heads_out;
-    if (skip.all) {
-      heads_out = values_only(normed);
-    } else {
-      ops::AttentionCall call = ops::project_qkv(weights_.self_attention, normed, normed, eps_);
-      call.q_rope = inputs_.rope;
-      call.k_rope = inputs_.rope;
-      call.mask = inputs_.self_mask;
-      call.keep = skip.keep;
-      heads_out = attend != nullptr ? (args_.attention.*attend)(call) : ops::attend(call);
-    }
-    return x + ops::project_out(weights_.self_attention, heads_out) * ada_[kSelfRows + 2];
+    if (skip.all) return ops::project_out(weights_.self_attention, values_only(normed));
+    ops::AttentionCall call = ops::project_qkv(weights_.self_attention, normed, normed, eps_);
+    call.q_rope = inputs_.rope;
+    call.k_rope = inputs_.rope;
+    call.mask = inputs_.self_mask;
+    call.keep = skip.keep;
+    return ops::project_out(weights_.self_attention, attend != nullptr
+                                                         ? (args_.attention.*attend)(call)
+                                                         : ops::attend(call));
   }
 
-  at::Tensor text_attention(const at::Tensor& x) const {
-    const at::Tensor normed = ops::rms_norm(x, eps_);
-    if (!args_.config.cross_attention_adaln) return x + attend_text(normed, inputs_.context);
-    at::Tensor prompt = weights_.prompt_table.unsqueeze(0);  // [1, 2, dim]: shift, scale
-    if (inputs_.prompt_rows.defined()) prompt = prompt + inputs_.prompt_rows;
-    const at::Tensor context = ops::modulate(inputs_.context, prompt.select(1, 1).unsqueeze(1),
-                                             prompt.select(1, 0).unsqueeze(1));
-    const at::Tensor query = ops::modulate(normed, ada_[kTextRows + 1], ada_[kTextRows]);
-    return x + attend_text(query, context) * ada_[kTextRows + 2];
-  }
-
-  // The stream's tokens as input of cross-modal attention; `rows` names the direction.
-  at::Tensor cross_input(const at::Tensor& x, int64_t rows) const {
-    return ops::rms_norm_modulate(x, eps_, cross_.modulation(rows, rows + 1));
-  }
-
-  // Gate of what comes from the other stream, [B or 1, 1, dim].
-  at::Tensor cross_gate() const { return weights_.cross_table[kCrossGateRow] + inputs_.cross_gate; }
-
-  at::Tensor feed_forward(const at::Tensor& x) const {
-    const at::Tensor input =
-        ops::rms_norm_modulate(x, eps_, ada_.modulation(kFeedForwardRows + 1, kFeedForwardRows));
-    return x + ops::feed_forward(weights_.feed_forward, input) * ada_[kFeedForwardRows + 2];
-  }
-
-  const ops::RopeTable& cross_rope() const { return inputs_.cross_rope; }
-  const at::Tensor& video_mask() const { return inputs_.video_mask; }
-
- private:
   at::Tensor values_only(const at::Tensor& normed) const {
     const auto& attention = weights_.self_attention;
     const at::Tensor values = ops::linear(normed, attention.to_v);
@@ -114,12 +130,44 @@ class Stream {
     return ops::project_out(weights_.text_attention, ops::attend(call));
   }
 
+  at::Tensor modulated_context() const {
+    at::Tensor prompt = weights_.prompt_table.unsqueeze(0);  // [1, 2, dim]: shift, scale
+    if (inputs_.prompt_rows.defined()) prompt = prompt + inputs_.prompt_rows;
+    return ops::modulate(inputs_.context, prompt.select(1, 1).unsqueeze(1),
+                         prompt.select(1, 0).unsqueeze(1));
+  }
+
+  void add(at::Tensor& x, const at::Tensor& update, const ops::TokenGate& gate,
+           std::span<const ops::TokenModulation> next) {
+    auto [sum, inputs] = ops::residual_norm_modulate(x, update, gate, eps_, next);
+    x = sum;
+    cross_inputs_ = std::move(inputs);
+  }
+
+  std::vector<ops::TokenModulation> cross_modulations() const {
+    if (!has_reader_) return {};
+    return {cross_.modulation(kAudioToVideoRows, kAudioToVideoRows + 1),
+            cross_.modulation(kVideoToAudioRows, kVideoToAudioRows + 1)};
+  }
+
+  // Gate of what comes from the other stream, [B or 1, dim].
+  at::Tensor cross_gate() const {
+    return (weights_.cross_table[kCrossGateRow] + inputs_.cross_gate).squeeze(1);
+  }
+
+  ops::TokenModulation feed_forward_modulation() const {
+    return ada_.modulation(kFeedForwardRows + 1, kFeedForwardRows);
+  }
+
   const StreamBlockWeights& weights_;
   const StreamInputs& inputs_;
   const BlockArgs& args_;
   double eps_;
   ModulationRows ada_;
   ModulationRows cross_;
+  bool has_reader_ = false;
+  std::vector<at::Tensor> cross_inputs_;  // of audio to video, of video to audio; or empty
+  at::Tensor feed_forward_input_;
 };
 
 struct CrossAttention {
@@ -129,23 +177,22 @@ struct CrossAttention {
   AttendFunction attend;  // null: local
 };
 
-// to + gate * attention(queries of `to`, keys and values of `from`).
+// attention(queries of `to`, keys and values of `from`), projected, not yet gated; undefined where
+// it is skipped for all samples.
 at::Tensor cross_modal(const CrossAttention& cross, const BlockArgs& args, const Stream& to,
-                       const Stream& from, const at::Tensor& x_to, const at::Tensor& x_to_before,
-                       const at::Tensor& x_from_before) {
+                       const Stream& from, const at::Tensor& x_to, const at::Tensor& x_from) {
   const Skip skip = skip_in_block(args.perturbations, cross.kind, args.block_idx, x_to);
-  if (skip.all) return x_to;
+  if (skip.all) return {};
   ops::AttentionCall call =
-      ops::project_qkv(cross.weights, to.cross_input(x_to_before, cross.rows),
-                       from.cross_input(x_from_before, cross.rows), args.config.norm_eps);
+      ops::project_qkv(cross.weights, to.cross_input(x_to, cross.rows),
+                       from.cross_input(x_from, cross.rows), args.config.norm_eps);
   call.q_rope = to.cross_rope();
   call.k_rope = from.cross_rope();
   call.mask = to.video_mask();
-  const at::Tensor heads_out =
-      cross.attend != nullptr ? (args.attention.*cross.attend)(call) : ops::attend(call);
-  at::Tensor update = ops::project_out(cross.weights, heads_out) * to.cross_gate();
-  if (skip.keep.defined()) update = update * skip.keep;
-  return x_to + update;
+  const at::Tensor update =
+      ops::project_out(cross.weights, cross.attend != nullptr ? (args.attention.*cross.attend)(call)
+                                                              : ops::attend(call));
+  return skip.keep.defined() ? update * skip.keep : update;
 }
 
 }  // namespace
@@ -159,30 +206,33 @@ void run_block(const BlockWeights& weights, const BlockArgs& args, const StreamI
   const bool run_video = video != nullptr && video->enabled;
   const bool run_audio = audio != nullptr && audio->enabled;
 
+  if (video_stream && audio_stream) {
+    video_stream->expect_reader();
+    audio_stream->expect_reader();
+  }
   if (run_video) {
-    x_video = video_stream->self_attention(x_video, &SamplePerturbation::video_self,
-                                           &VideoTokenAttention::self_attention);
-    x_video = video_stream->text_attention(x_video);
+    video_stream->attend_self_and_text(x_video, &SamplePerturbation::video_self,
+                                       &VideoTokenAttention::self_attention);
   }
-  if (run_audio) {
-    x_audio = audio_stream->self_attention(x_audio, &SamplePerturbation::audio_self, nullptr);
-    x_audio = audio_stream->text_attention(x_audio);
-  }
+  if (run_audio)
+    audio_stream->attend_self_and_text(x_audio, &SamplePerturbation::audio_self, nullptr);
   if (video_stream && audio_stream) {
     // Both directions read the tokens as they were before either: the order must not matter.
-    const at::Tensor video_before = x_video;
-    const at::Tensor audio_before = x_audio;
+    at::Tensor to_video;
+    at::Tensor to_audio;
     if (run_video) {
-      x_video = cross_modal(
+      to_video = cross_modal(
           {weights.audio_to_video, kAudioToVideoRows, &SamplePerturbation::audio_to_video, nullptr},
-          args, *video_stream, *audio_stream, x_video, video_before, audio_before);
+          args, *video_stream, *audio_stream, x_video, x_audio);
     }
     if (run_audio) {
-      x_audio =
+      to_audio =
           cross_modal({weights.video_to_audio, kVideoToAudioRows,
                        &SamplePerturbation::video_to_audio, &VideoTokenAttention::video_to_audio},
-                      args, *audio_stream, *video_stream, x_audio, audio_before, video_before);
+                      args, *audio_stream, *video_stream, x_audio, x_video);
     }
+    if (to_video.defined()) video_stream->add_cross(x_video, to_video);
+    if (to_audio.defined()) audio_stream->add_cross(x_audio, to_audio);
   }
   if (run_video) x_video = video_stream->feed_forward(x_video);
   if (run_audio) x_audio = audio_stream->feed_forward(x_audio);

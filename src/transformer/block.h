@@ -22,6 +22,8 @@ class VideoTokenAttention {
   virtual at::Tensor self_attention(const ops::AttentionCall& call) const = 0;
   // Queries are audio tokens, keys and values video tokens.
   virtual at::Tensor video_to_audio(const ops::AttentionCall& call) const = 0;
+  // Whether the calls are work on the current stream alone, for CUDA graphs.
+  virtual bool can_be_captured() const { return false; }
 };
 
 // All video tokens are here.
@@ -33,6 +35,7 @@ class LocalVideoTokenAttention final : public VideoTokenAttention {
   at::Tensor video_to_audio(const ops::AttentionCall& call) const override {
     return ops::attend(call);
   }
+  bool can_be_captured() const override { return true; }
 };
 
 // What the blocks read of one stream besides its tokens; the same for all blocks of a pass.

@@ -49,7 +49,7 @@ loader::LoraSet Transformer::lora_set(std::span<const loader::LoraWithStrength> 
 
 Velocity Transformer::forward(const Modality* video, const Modality* audio, const RopeTables& rope,
                               const Perturbations& perturbations,
-                              const VideoTokenAttention& attention) const {
+                              const VideoTokenAttention& attention, BlockGraphs* graphs) const {
   PreparedStream video_stream;
   PreparedStream audio_stream;
   if (video != nullptr) {
@@ -62,11 +62,16 @@ Velocity Transformer::forward(const Modality* video, const Modality* audio, cons
   }
   at::Tensor x_video = video_stream.x;
   at::Tensor x_audio = audio_stream.x;
-  for (int64_t i = 0; i < config_.num_layers; ++i) {
-    const BlockArgs args{config_, attention, perturbations, i};
-    run_block(weights_.blocks[static_cast<size_t>(i)], args,
-              video != nullptr ? &video_stream.inputs : nullptr,
-              audio != nullptr ? &audio_stream.inputs : nullptr, x_video, x_audio);
+  const BlockPass pass{config_,
+                       weights_.blocks,
+                       attention,
+                       perturbations,
+                       video != nullptr ? &video_stream.inputs : nullptr,
+                       audio != nullptr ? &audio_stream.inputs : nullptr};
+  if (graphs != nullptr) {
+    graphs->run(pass, x_video, x_audio);
+  } else {
+    run_blocks(pass, x_video, x_audio);
   }
   Velocity velocity;
   if (video != nullptr)
@@ -74,6 +79,13 @@ Velocity Transformer::forward(const Modality* video, const Modality* audio, cons
   if (audio != nullptr)
     velocity.audio = project_output(weights_.audio, audio_stream, x_audio, config_.norm_eps);
   return velocity;
+}
+
+int64_t weight_bytes(std::shared_ptr<const loader::Checkpoint> checkpoint,
+                     loader::StoragePolicy policy) {
+  return loader::WeightArena(std::move(checkpoint), {kPrefix}, policy, at::kMeta,
+                             names_of_text_encoder())
+      .bytes();
 }
 
 }  // namespace flotilla::transformer

@@ -8,6 +8,7 @@
 
 #include "loader/lora.h"
 #include "transformer/block.h"
+#include "transformer/block_graphs.h"
 #include "transformer/prepare.h"
 #include "transformer/weights.h"
 
@@ -40,15 +41,22 @@ class Transformer {
   loader::LoraSet lora_set(std::span<const loader::LoraWithStrength> loras) const;
 
   // One pass. Either modality may be null. `rope` comes from make_rope_tables with the positions of
-  // these tokens. Asynchronous on the current stream; collective if `attention` is.
+  // these tokens. With `graphs`, of this model and one place that calls it, blocks run captured;
+  // then `attention` must be as long-lived. Asynchronous on the current stream; collective if
+  // `attention` is.
   Velocity forward(const Modality* video, const Modality* audio, const RopeTables& rope,
                    const Perturbations& perturbations = {},
-                   const VideoTokenAttention& attention = LocalVideoTokenAttention()) const;
+                   const VideoTokenAttention& attention = LocalVideoTokenAttention(),
+                   BlockGraphs* graphs = nullptr) const;
 
  private:
   TransformerConfig config_;
   std::shared_ptr<loader::WeightArena> arena_;
   TransformerWeights weights_;
 };
+
+// Bytes of the weights in memory; from headers alone.
+int64_t weight_bytes(std::shared_ptr<const loader::Checkpoint> checkpoint,
+                     loader::StoragePolicy policy);
 
 }  // namespace flotilla::transformer

@@ -25,19 +25,22 @@ class VelocityModel {
 // One device computes all tokens.
 class LocalVelocityModel final : public VelocityModel {
  public:
-  // `model` must outlive this object.
+  // `model` and `graphs` (null: none) must outlive this object.
   LocalVelocityModel(const Transformer& model, const TokenPositions& positions,
-                     at::ScalarType dtype)
+                     at::ScalarType dtype, BlockGraphs* graphs = nullptr)
       : model_(model),
+        graphs_(graphs),
         rope_(make_rope_tables(model.config(), positions.video, positions.audio, dtype)) {}
 
   Velocity forward(const Modality* video, const Modality* audio,
                    const Perturbations& perturbations) const override {
-    return model_.forward(video, audio, rope_, perturbations);
+    return model_.forward(video, audio, rope_, perturbations, attention_, graphs_);
   }
 
  private:
   const Transformer& model_;
+  BlockGraphs* graphs_;
+  LocalVideoTokenAttention attention_;
   RopeTables rope_;
 };
 
