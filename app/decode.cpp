@@ -38,6 +38,14 @@ std::vector<config::Override> overrides_of(const po::variables_map& values) {
   return overrides;
 }
 
+// Denoising is done: what it would ask of the ranks does not matter, however many there are now.
+void forget_denoising(config::Job& job, int world_size) {
+  job.stage_1.guidance_groups.reset();
+  if (world_size == 1) return;
+  job.stage_1.parallel = config::Stage1Parallel::none;
+  job.stage_2.parallel = config::Stage2Parallel::none;
+}
+
 // Each rank reads the file for itself.
 int decode_file(const std::string& path, const po::variables_map& values,
                 const pipeline::Ranks& ranks) {
@@ -46,8 +54,9 @@ int decode_file(const std::string& path, const po::variables_map& values,
   });
   const auto outputs = ranks.is_driver() ? pipeline::Outputs::checked : pipeline::Outputs::ignored;
   const pipeline::PreparedJob prepared = ranks.agreed([&] {
-    const auto loaded =
+    auto loaded =
         config::load_job_text(file.job_yaml, path + ": job_yaml", ".", overrides_of(values), path);
+    forget_denoising(loaded.job, ranks.world_size());
     return pipeline::prepare_job(loaded, host(), outputs, ranks);
   });
   const pipeline::Phases phases = pipeline::decode_job(prepared, file, host(), ranks);

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include <chrono>
 #include <tuple>
 
 #include "audio/audio_vae.h"
@@ -13,6 +14,8 @@
 
 namespace flotilla::pipeline {
 namespace {
+
+using Clock = std::chrono::steady_clock;
 
 constexpr int kDriver = 0;
 constexpr int kSoundTag = 1;  // the tiles' messages have 0
@@ -48,10 +51,13 @@ comm::Communicator* decoder_ranks(const Ranks& ranks) {
   return ranks.context != nullptr ? &ranks.context->decoder() : nullptr;
 }
 
-std::optional<vae::VideoDecoder> load_decoder(const Session& session, bool has_tiles) {
-  if (!has_tiles) return std::nullopt;
-  const auto& [files, plan] = std::tie(session.files, session.plan);
-  return vae::VideoDecoder::from_checkpoint(files.video_vae(), plan.dtype, plan.device);
+// Of several tiles all ranks load together, each reading a share; of one tile the driver alone.
+std::optional<vae::VideoDecoder> load_decoder(const Session& session) {
+  const auto& [files, plan, ranks] = std::tie(session.files, session.plan, session.ranks);
+  const bool together = plan.decode.grid.num_tiles() > 1;
+  if (!together && !ranks.is_driver()) return std::nullopt;
+  return vae::VideoDecoder::from_checkpoint(files.video_vae(), plan.dtype, plan.device,
+                                            together ? ranks.load_arena() : loader::load_alone);
 }
 
 // Collective. Loading is agreed on, so that a rank that cannot load leaves no other one in the
@@ -59,7 +65,7 @@ std::optional<vae::VideoDecoder> load_decoder(const Session& session, bool has_t
 void decode_tiles(const Session& session, const at::Tensor& video_latent, io::FrameSink* sink) {
   const auto& [plan, ranks] = std::tie(session.plan, session.ranks);
   const parallel::DistributedDecoder tiles(plan.decode, decoder_ranks(ranks));
-  const auto decoder = ranks.agreed([&] { return load_decoder(session, tiles.has_tiles()); });
+  const auto decoder = ranks.agreed([&] { return load_decoder(session); });
   int64_t next_frame = 0;
   ColourWatch colours;
   Progress progress("decode", plan.decode.num_tiles(), ranks.is_driver());
@@ -71,9 +77,7 @@ void decode_tiles(const Session& session, const at::Tensor& video_latent, io::Fr
         sink->push(io::make_frame_batch(bytes, next_frame));
         next_frame += frames.size(0);
       },
-      [&](int64_t done, int64_t) {
-        progress.update(done);
-      });
+      [&](int64_t done, int64_t) { progress.update(done); });
   colours.warn();
 }
 
@@ -122,19 +126,23 @@ std::optional<audio::Waveform> decode_clip(const Session& session, const ClipLat
   const bool alone = ranks.world_size() == 1;
   const int sound_rank = ranks.world_size() - 1;  // has as few tiles as any
   std::optional<audio::Waveform> sound;
+  auto end_of_frames = Clock::now();
   ranks.agreed([&] {
     // The short work first, where nobody waits for the other.
     if (has_sound && alone) sound = decode_audio(session, latents.audio);
     session.phases.run("decode_video", [&] { decode_tiles(session, latents.video, sink); });
+    end_of_frames = Clock::now();
     if (has_sound && !alone && ranks.rank() == sound_rank)
       sound = decode_audio(session, latents.audio);
   });
   if (!has_sound || alone) return sound;
   if (ranks.rank() == sound_rank) send_sound(*decoder_ranks(ranks), *sound);
   if (!ranks.is_driver()) return std::nullopt;
-  // The wait for the other rank is the driver's time for the sound.
-  return session.phases.run("decode_audio",
-                            [&] { return receive_sound(*decoder_ranks(ranks), sound_rank); });
+  sound = receive_sound(*decoder_ranks(ranks), sound_rank);
+  // The driver's time for the sound is what it waits for the other rank.
+  const std::chrono::duration<double> waited = Clock::now() - end_of_frames;
+  session.phases.add("decode_audio", waited.count());
+  return sound;
 }
 
 }  // namespace flotilla::pipeline

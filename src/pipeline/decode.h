@@ -13,7 +13,7 @@
 namespace flotilla::pipeline {
 
 // Frames in time order, uint8, go to `sink` on the driver (null elsewhere), which is not finished.
-// Collective; the models are loaded where tiles are decoded. Errors are agreed on;
+// Collective. Errors are agreed on;
 // ErrorKind::non_finite names the tile.
 void decode_video(const Session& session, const at::Tensor& video_latent, io::FrameSink* sink);
 

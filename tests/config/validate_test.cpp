@@ -192,6 +192,14 @@ TEST(TileRulesTest, CheckTilingByHand) {
   EXPECT_TRUE(contains(refusal_with("decoder: {tiles: {grid: [2, 1, 1]}, "
                                     "tiling: {temporal: {size: 64}}}\n"),
                        "only one can split it"));
+  // 121 frames are 16 latents: tiles of 10 and, one earlier for causality, 11. Not cut, not
+  // refused.
+  const auto split_by = [](int size) {
+    return refusal_with("decoder: {tiles: {grid: [2, 1, 1]}, tiling: {temporal: {size: " +
+                        std::to_string(size) + "}}}\n");
+  };
+  EXPECT_TRUE(contains(split_by(80), "decoder.tiles.grid"));
+  EXPECT_EQ(split_by(88), "");
 }
 
 TEST(CombinationTest, RefusesWhatCannotWork) {

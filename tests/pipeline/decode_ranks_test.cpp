@@ -3,16 +3,21 @@
 #include "pipeline/decode.h"
 
 #include <ATen/ATen.h>
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <fstream>
+#include <iterator>
 #include <limits>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "base/error.h"
 #include "parallel/distributed_decoder.h"
 #include "pipeline/end_to_end.h"
+#include "pipeline/job_fixture.h"
 #include "support/compare.h"
 #include "support/mpi_main.h"
 
@@ -119,12 +124,53 @@ TEST(DecodeRanksTest, SoundThatIsNotFiniteFailsOnAllRanks) {
 
 TEST(DecodeRanksTest, TimeThatIsCutTwiceIsRefusedBeforeAnyWork) {
   config::Job job = small_job();
+  job.video.num_frames = 33;  // 5 latent frames: tiles of 3
   job.decoder.tiles = {config::TileGrid{2, 1, 1}, {{0, 4, 4}}};
   job.decoder.tiling.mode = config::TilingMode::manual;
   job.decoder.tiling.temporal = {.size = 16, .overlap = 0};
   EXPECT_THAT([&] { test::PieceRunner(job, all_ranks()); },
               ::testing::ThrowsMessage<Error>(::testing::AllOf(
                   HasSubstr("decoder.tiles.grid"), HasSubstr("decoder.tiling.temporal"))));
+}
+
+// `flotilla decode` on all ranks.
+class DecodeJobTest : public test::JobTest {
+ protected:
+  // Writes `name`.y4m and `name`.json on the driver and gives their bytes.
+  std::pair<std::string, nlohmann::json> decode_to(const std::string& name,
+                                                   const pipeline::Ranks& ranks) const {
+    const auto loaded =
+        load(job_text("distilled", "",
+                      fmt::format("seed: 1\noutput: {{path: {0}.y4m, metrics: {0}.json}}\n"
+                                  "decoder: {{tiles: {{grid: [1, 1, 2], overlap: 2}}}}\n",
+                                  name)));
+    const auto prepared = pipeline::prepare_job(
+        loaded, test::host(),
+        ranks.is_driver() ? pipeline::Outputs::checked : pipeline::Outputs::ignored, ranks);
+    const pipeline::ClipLatents latents = random_latents(prepared.plan);
+    io::LatentsFile file;
+    file.tensors[io::latents::kStage2Video] = latents.video;
+    file.tensors[io::latents::kStage2Audio] = latents.audio;
+    pipeline::decode_job(prepared, file, test::host(), ranks);
+    if (!ranks.is_driver()) return {};
+    return {read(name + ".y4m"), nlohmann::json::parse(read(name + ".json"))};
+  }
+
+ private:
+  std::string read(const std::string& name) const {
+    std::ifstream file(dir_ / name, std::ios::binary);
+    EXPECT_TRUE(file) << name;
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
+};
+
+TEST_F(DecodeJobTest, AllRanksWriteTheClipOfOneRank) {
+  const auto [clip, metrics] = decode_to("together", all_ranks());
+  if (!test::ranks().is_driver()) return;
+  EXPECT_TRUE(clip == decode_to("alone", {}).first);
+  EXPECT_EQ(metrics.at("plan").at("decode_tiles"), 2);
+  EXPECT_THAT(metrics.at("plan").at("decode").get<std::string>(), HasSubstr("over 2 ranks"));
+  EXPECT_TRUE(metrics.at("phases").at("decode_audio_s").is_number());
 }
 
 // The golden clips whose frames come from tiles: decoded from the golden's latents.
