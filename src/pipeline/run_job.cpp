@@ -196,6 +196,7 @@ Phases decode_job(const PreparedJob& prepared, const io::LatentsFile& file, cons
                   const Ranks& ranks) {
   const auto& [job, ffmpeg, files, plan] = prepared;
   Phases phases(plan.device);
+  ranks.attach_gpus(plan.gpus);
   const Session session{job, *files, plan, phases, ffmpeg, ranks};
   ClipLatents latents{file.tensors.at(io::latents::kStage2Video),
                       file.tensors.at(io::latents::kStage2Audio)};
