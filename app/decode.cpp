@@ -26,12 +26,18 @@ constexpr Usage kUsage = {
 const KeyFilter kKeys = {.only = {"output.", "decoder.", "device", "precision", "threads"},
                          .without = {"output.latents", "output.save_frames"}};
 
-// The job's own permission to overwrite was for its run, and is not one for now.
+// The job's own permission to overwrite was for its run, and is not one for now; nor is there
+// anything to stop and resume.
 std::vector<config::Override> overrides_of(const po::variables_map& values) {
   std::vector<config::Override> overrides = {
       {"output.latents", "", "decode", false},
       {"output.save_frames", "false", "decode", false},
       {"output.overwrite", "false", "decode", false},
+      {"checkpoint.path", "", "decode", false},
+      {"checkpoint.every_steps", "0", "decode", false},
+      {"checkpoint.resume", "never", "decode", false},
+      {"limits.max_hours", "", "decode", false},
+      {"limits.stop_file", "", "decode", false},
   };
   const auto given = job_overrides(values, kKeys);
   overrides.insert(overrides.end(), given.begin(), given.end());

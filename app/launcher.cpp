@@ -2,7 +2,12 @@
 
 #include <fmt/format.h>
 
+#include <charconv>
+#include <cstdint>
 #include <cstdlib>
+#include <ctime>
+#include <string_view>
+#include <system_error>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -24,6 +29,22 @@ void require_one_rank() {
        fmt::format("started with {} ranks, but this command works on one; start it without a "
                    "launcher, or with mpirun -n 1",
                    ranks.world_size));
+}
+
+std::optional<std::chrono::steady_clock::time_point> allocation_end() {
+  constexpr int64_t kMarginSeconds = 60;
+  const char* text = std::getenv("SLURM_JOB_END_TIME");  // seconds since 1970
+  if (text == nullptr) return std::nullopt;
+  const std::string_view digits(text);
+  const char* end_of_text = digits.data() + digits.size();
+  uint32_t end_s = 0;
+  const auto [stop, code] = std::from_chars(digits.data(), end_of_text, end_s);
+  if (code != std::errc() || stop != end_of_text) {
+    log::warn("run", "SLURM_JOB_END_TIME is \"{}\", not a time: it is passed over", text);
+    return std::nullopt;
+  }
+  const int64_t left_s = end_s - kMarginSeconds - std::time(nullptr);
+  return std::chrono::steady_clock::now() + std::chrono::seconds(left_s);
 }
 
 pipeline::Host host() {

@@ -1,6 +1,9 @@
 // What a launcher (mpirun, srun) says of this process in its environment.
 #pragma once
 
+#include <chrono>
+#include <optional>
+
 #include "pipeline/run_job.h"
 
 namespace flotilla::app {
@@ -15,6 +18,10 @@ LaunchedRanks launched_ranks();
 // Errors (ErrorKind::usage): more than one rank, for commands that work on one. Without this, every
 // copy would write over the others' files.
 void require_one_rank();
+
+// When a batch system takes the machine away, a minute before it does: time to write and to end.
+// From SLURM_JOB_END_TIME; nothing without it.
+std::optional<std::chrono::steady_clock::time_point> allocation_end();
 
 // PATH and getenv, for the rooms that must not read the environment themselves.
 pipeline::Host host();

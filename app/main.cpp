@@ -83,6 +83,10 @@ bool is_alike(ErrorKind kind) { return kind == ErrorKind::usage || kind == Error
 
 int report(ErrorKind kind, const std::string& text) {
   if (is_alike(kind) && launched_ranks().rank != 0) return exit_code(kind);
+  if (kind == ErrorKind::stopped) {
+    log::warn("run", "{}", text);  // as the user wished
+    return exit_code(kind);
+  }
   log::error(to_string(kind), "{}", text);
   return exit_code(kind);
 }

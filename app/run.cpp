@@ -4,21 +4,26 @@
 #include "app/command.h"
 #include "app/launcher.h"
 #include "app/options.h"
+#include "app/process.h"
 #include "base/log.h"
 #include "comm/rank_context.h"
 #include "config/writer.h"
+#include "io/latents_file.h"
 #include "pipeline/outputs.h"
 #include "pipeline/run_job.h"
 
 namespace flotilla::app {
 namespace {
 
-constexpr Usage kUsage = {"run", "flotilla run JOB.yaml [options]",
-                          "Generates the clip that JOB.yaml describes (\"-\": standard input). "
-                          "Keys: docs/configuration.md.\n"
-                          "Order: defaults < JOB.yaml < options. Paths in the file count from the "
-                          "file, those of options from here.",
-                          "JOB.yaml", /*many_ranks=*/true};
+constexpr Usage kUsage = {
+    "run", "flotilla run JOB.yaml [options]\n       flotilla run --resume CHECKPOINT.h5 [options]",
+    "Generates the clip that JOB.yaml describes (\"-\": standard input). "
+    "Keys: docs/configuration.md.\n"
+    "Order: defaults < JOB.yaml < options. Paths in the file count from the "
+    "file, those of options from here.\n"
+    "--resume goes on with a run that was stopped; without JOB.yaml, the job is the one in the "
+    "checkpoint.",
+    "JOB.yaml", /*many_ranks=*/true};
 
 // The driver's job on every rank, with one seed. The file was read by each rank for itself; what
 // counts is the driver's reading, so that a file that changes meanwhile cannot split the ranks.
@@ -29,11 +34,36 @@ config::LoadedJob share_job(config::LoadedJob loaded, comm::RankContext& context
   return config::load_job_text(text, "the driver's job", "/");
 }
 
-int run_loaded(const config::LoadedJob& loaded, const pipeline::Ranks& ranks) {
+// The job of a checkpoint.
+config::LoadedJob load_stored_job(const std::string& path,
+                                  const std::vector<config::Override>& overrides) {
+  const io::LatentsFile file = io::read_latents(path, {io::latents::kResumeGenerator});
+  return config::load_job_text(file.job_yaml, path + ": job_yaml", ".", overrides);
+}
+
+config::LoadedJob load(const po::variables_map& values) {
+  auto overrides = job_overrides(values);
+  if (values.count("resume") == 0) return config::load_job(positional(kUsage, values), overrides);
+  const std::string checkpoint = values["resume"].as<std::string>();
+  overrides.push_back({"checkpoint.path", checkpoint, "--resume", /*raw_string=*/true});
+  overrides.push_back({"checkpoint.resume", "must", "--resume", false});
+  return values.count("positional") != 0 ? config::load_job(positional(kUsage, values), overrides)
+                                         : load_stored_job(checkpoint, overrides);
+}
+
+int run_loaded(config::LoadedJob loaded, const pipeline::Ranks& ranks,
+               const pipeline::StopSources& stop) {
+  pipeline::RunControl control{stop, {}};
+  control.resume = ranks.agreed(
+      [&] { return ranks.is_driver() ? pipeline::find_checkpoint(loaded.job) : std::nullopt; });
+  // A seed that was drawn is the checkpoint's.
+  if (control.resume && !loaded.job.seed)
+    loaded.job.seed = static_cast<uint64_t>(control.resume->file.seed);
+  if (ranks.context != nullptr) loaded = share_job(std::move(loaded), *ranks.context);
   const auto outputs = ranks.is_driver() ? pipeline::Outputs::checked : pipeline::Outputs::ignored;
-  const pipeline::PreparedJob prepared =
+  pipeline::PreparedJob prepared =
       ranks.agreed([&] { return pipeline::prepare_job(loaded, host(), outputs, ranks); });
-  const pipeline::Phases phases = pipeline::run_job(prepared, host(), ranks);
+  const pipeline::Phases phases = pipeline::run_job(prepared, host(), ranks, control);
   if (!ranks.is_driver()) return 0;
   fmt::print("prompt         {}\nseed           {}\n", prepared.job.prompt, *prepared.job.seed);
   for (const auto& line : pipeline::describe_outputs(prepared.job, prepared.plan))
@@ -45,18 +75,24 @@ int run_loaded(const config::LoadedJob& loaded, const pipeline::Ranks& ranks) {
 }  // namespace
 
 int run(const Arguments& arguments) {
+  pipeline::StopSources stop{.signal = held_signal, .allocation_end = allocation_end()};
   po::options_description options = job_options();
-  options.add_options()("print-config", "print the job in force as YAML and stop");
+  auto add = options.add_options();
+  add("resume", po::value<std::string>()->value_name("FILE"),
+      "go on from this checkpoint, and write the next ones to it");
+  add("print-config", "print the job in force as YAML and stop");
   const auto values = parse(kUsage, std::move(options), arguments);
   if (!values) return 0;
-  auto loaded = config::load_job(positional(kUsage, *values), job_overrides(*values));
+  auto loaded = load(*values);
   if (values->count("print-config") != 0) {
     fmt::print("{}", config::to_yaml(loaded.job));
     return 0;
   }
-  if (launched_ranks().world_size == 1) return run_loaded(loaded, {});
+  // Without a checkpoint there is nothing that a stop at the next step could save.
+  if (!loaded.job.checkpoint.path.empty()) hold_first_signal();
+  if (launched_ranks().world_size == 1) return run_loaded(std::move(loaded), {}, stop);
   return comm::run_on_ranks({.environment = host().variable}, [&](comm::RankContext& context) {
-    return run_loaded(share_job(std::move(loaded), context), {&context});
+    return run_loaded(std::move(loaded), {&context}, stop);
   });
 }
 

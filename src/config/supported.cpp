@@ -39,11 +39,6 @@ void check_supported(const Job& job, const Origins& origins, int64_t world_size)
       {is_fp8, "precision", std::string(to_string(job.precision)), "use auto, fp32 or bf16"},
       {job.offload != Offload::none, "offload", std::string(to_string(job.offload)), "use none"},
       {job.text.enhance, "text.enhance", "true", "use false"},
-      {!job.checkpoint.path.empty(), "checkpoint.path", job.checkpoint.path.string(), "remove it"},
-      {job.limits.max_hours.has_value(), "limits.max_hours",
-       fmt::format("{}", job.limits.max_hours.value_or(0)), "remove it"},
-      {!job.limits.stop_file.empty(), "limits.stop_file", job.limits.stop_file.string(),
-       "remove it"},
   };
   Problems problems;
   for (const auto& [is_asked_for, key, value, instead] : table) {

@@ -272,6 +272,10 @@ void check_combinations(Checker& checker) {
                 "has no effect without checkpoint.path");
   checker.check(has_checkpoint || job.checkpoint.resume == Resume::never, "checkpoint.resume",
                 "needs checkpoint.path");
+  checker.check(has_checkpoint || !job.limits.max_hours, "limits.max_hours",
+                "needs checkpoint.path: without it a stop would lose the work");
+  checker.check(has_checkpoint || job.limits.stop_file.empty(), "limits.stop_file",
+                "needs checkpoint.path: without it a stop would lose the work");
   if (job.reproducible == Reproducible::world) {
     checker.check(
         job.stage_2.parallel != Stage2Parallel::tdp, "reproducible",

@@ -5,13 +5,13 @@
 
 #include <cstdint>
 
-#include "io/latents_file.h"
+#include "pipeline/run_state.h"
 #include "pipeline/stages.h"
 
 namespace flotilla::pipeline {
 
-// Up to and including stage 2. When `record` is given, contexts, noised tokens and latents go into
-// it under the names of io/latents_file.h.
-ClipLatents run_distilled(const Session& session, uint64_t seed, io::LatentsFile* record);
+// Up to and including stage 2. Contexts, noised tokens and latents go into `state` under the names
+// of io/latents_file.h; what it has already is not made again.
+ClipLatents run_distilled(const Session& session, uint64_t seed, RunState& state);
 
 }  // namespace flotilla::pipeline

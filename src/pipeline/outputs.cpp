@@ -13,12 +13,22 @@ void check_outputs(const config::Job& job, bool ffmpeg_found) {
   io::choose_container(job.output.path, ffmpeg_found);
   std::vector<std::string> faults;
   for (const auto& file : config::output_files(job)) {
+    // A run that goes on from its checkpoint writes the next one in its place.
+    const bool goes_on =
+        file.key == "checkpoint.path" && job.checkpoint.resume != config::Resume::never;
     try {
-      check_output_place(file.path, job.output.overwrite);
+      check_output_place(file.path, job.output.overwrite || goes_on);
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::output) throw;
       faults.push_back(error.message());
     }
+  }
+  std::error_code ignored;
+  if (!job.limits.stop_file.empty() && std::filesystem::exists(job.limits.stop_file, ignored)) {
+    fail(ErrorKind::config,
+         fmt::format("limits.stop_file \"{}\" is there already; remove it to run "
+                     "the job",
+                     job.limits.stop_file.string()));
   }
   if (!faults.empty()) fail(ErrorKind::output, fmt::format("{}", fmt::join(faults, "\n")));
 }

@@ -18,7 +18,8 @@
 namespace flotilla::pipeline {
 
 // Tries every output place and container; makes missing folders. Errors: ErrorKind::output
-// for all bad places together, ErrorKind::config (a container that cannot be written),
+// for all bad places together, ErrorKind::config (a container that cannot be written, a stop file
+// that is there),
 // ErrorKind::machine (.mp4 without ffmpeg).
 void check_outputs(const config::Job& job, bool ffmpeg_found);
 

@@ -66,6 +66,7 @@ void log_header(const PreparedJob& prepared) {
   for (const auto& warning : plan.warnings) log::warn("plan", "{}", warning);
 }
 
+// The attributes of a latents file or checkpoint.
 io::LatentsFile make_record(const PreparedJob& prepared, const std::string& job_yaml) {
   io::LatentsFile record;
   record.world = prepared.plan.world_size;
@@ -90,13 +91,13 @@ void check_image_ffmpeg(const Session& session) {
   }
 }
 
-ClipLatents run_pipeline(const Session& session, uint64_t seed, io::LatentsFile* record) {
+ClipLatents run_pipeline(const Session& session, uint64_t seed, RunState& state) {
   session.ranks.agreed([&] { check_image_ffmpeg(session); });
   switch (session.job.pipeline) {
     case config::Pipeline::distilled:
-      return run_distilled(session, seed, record);
+      return run_distilled(session, seed, state);
     case config::Pipeline::ti2vid_two_stages:
-      return run_two_stages(session, seed, record);
+      return run_two_stages(session, seed, state);
   }
   fail(ErrorKind::internal, "unknown pipeline");
 }
@@ -104,7 +105,7 @@ ClipLatents run_pipeline(const Session& session, uint64_t seed, io::LatentsFile*
 // The driver writes what all ranks decode. The latents are on disk by then, so a decode that fails
 // loses nothing. Collective; errors are agreed on.
 void decode_and_write(const Session& session, const ClipLatents& latents,
-                      const std::string& job_yaml, io::LatentsFile* record) {
+                      const std::string& job_yaml, RunState& state) {
   const Ranks& ranks = session.ranks;
   std::optional<ClipWriter> writer;
   ranks.agreed([&] {
@@ -116,13 +117,58 @@ void decode_and_write(const Session& session, const ClipLatents& latents,
     if (sound) writer->set_audio(*sound);
     session.phases.run("decode_video", [&] { writer->frames().finish(); });
   });
-  if (!writer || record == nullptr) return;
+  if (!writer) return;
   if (sound) {
-    record->tensors[io::latents::kDecodedAudio] = sound->samples[0].to(at::kCPU, at::kFloat);
-    record->sample_rate = sound->sample_rate;
+    state.keep(io::latents::kDecodedAudio, sound->samples[0]);
+    state.sample_rate = sound->sample_rate;
   }
   if (session.job.output.save_frames)
-    record->tensors[io::latents::kDecodedVideo] = writer->saved_frames();
+    state.keep(io::latents::kDecodedVideo, writer->saved_frames());
+}
+
+// The state to go on from, on all ranks; empty at the beginning. Collective.
+RunState first_state(const PreparedJob& prepared, const RunControl& control, const Ranks& ranks) {
+  const auto& [job, ffmpeg, files, plan] = prepared;
+  const auto& found = control.resume;
+  ranks.agreed([&] {
+    if (found) check_same_job(*found, job, plan, files->digest());
+  });
+  RunState state = share_state(found, ranks);
+  if (!found) return state;
+  log::info("resume", "going on from \"{}\", {}", found->path.string(), place_of(state));
+  if (found->file.world != plan.world_size && job.reproducible == config::Reproducible::run) {
+    log::info("resume",
+              "it was written by {} ranks, now there are {}: the result equals that of an "
+              "uninterrupted run up to the order of sums (reproducible: world makes it equal)",
+              found->file.world, plan.world_size);
+  }
+  if (found->file.flotilla_version != program_version()) {
+    log::warn("resume", "it was written by flotilla {}, this is {}: the result may differ",
+              found->file.flotilla_version, program_version());
+  }
+  return state;
+}
+
+// Null without checkpoint.path.
+std::unique_ptr<SafePoints> make_safe_points(const PreparedJob& prepared, const RunState& state,
+                                             const RunControl& control, StopWatch& stop,
+                                             const Ranks& ranks) {
+  const config::Job& job = prepared.job;
+  if (job.checkpoint.path.empty()) return nullptr;
+  SafePointSettings settings;
+  settings.checkpoint = job.checkpoint;
+  settings.header = make_record(prepared, config::to_yaml(stored_job(job, prepared.plan)));
+  settings.resumed = next_phase(state) != "text";
+  settings.keep_previous = !control.resume || !control.resume->is_previous;
+  return std::make_unique<SafePoints>(ranks, state, stop, std::move(settings));
+}
+
+// output.latents, on the driver.
+void write_record(const Session& session, io::LatentsFile record, const RunState& state,
+                  bool overwrite) {
+  put_results(record, state);
+  session.phases.run("write_latents",
+                     [&] { io::write_latents(session.job.output.latents, record, overwrite); });
 }
 
 }  // namespace
@@ -166,28 +212,30 @@ PreparedJob prepare_job(const config::LoadedJob& loaded, const Host& host, Outpu
   return prepared;
 }
 
-Phases run_job(const PreparedJob& prepared, const Host& host, const Ranks& ranks) {
+Phases run_job(const PreparedJob& prepared, const Host& host, const Ranks& ranks,
+               RunControl control) {
   const auto& [job, ffmpeg, files, plan] = prepared;
   if (ranks.is_driver()) log_header(prepared);
   ranks.attach_gpus(plan.gpus);
   Phases phases(plan.device);
-  const Session session{job, *files, plan, phases, ffmpeg, ranks};
+  RunState state = first_state(prepared, control, ranks);
+  StopWatch stop(job.limits, control.stop);
+  const auto safe_points = make_safe_points(prepared, state, control, stop, ranks);
+  const Session session{job, *files, plan, phases, ffmpeg, ranks, {}, safe_points.get()};
   const std::string job_yaml = config::to_yaml(job);
+  const io::LatentsFile record = make_record(prepared, job_yaml);
   const bool wants_latents = ranks.is_driver() && !job.output.latents.empty();
-  io::LatentsFile record = make_record(prepared, job_yaml);
 
-  const ClipLatents latents = run_pipeline(session, *job.seed, wants_latents ? &record : nullptr);
-  if (wants_latents) {
-    phases.run("write_latents",
-               [&] { io::write_latents(job.output.latents, record, job.output.overwrite); });
-    phases.note_latents(job.output.latents);
-  }
-  decode_and_write(session, latents, job_yaml, wants_latents ? &record : nullptr);
-  if (wants_latents) {
-    // Again, with what was decoded; the file from before the decode is replaced.
-    phases.run("write_latents",
-               [&] { io::write_latents(job.output.latents, record, /*overwrite=*/true); });
-  }
+  const ClipLatents latents = run_pipeline(session, *job.seed, state);
+  // A run that is stopped in the decode is to find the place of its latents free when it goes on;
+  // its checkpoint has them as well.
+  const bool has_checkpoint = safe_points != nullptr;
+  if (wants_latents && !has_checkpoint) write_record(session, record, state, job.output.overwrite);
+  if (has_checkpoint || wants_latents)
+    phases.note_latents(has_checkpoint ? job.checkpoint.path : job.output.latents);
+  decode_and_write(session, latents, job_yaml, state);
+  // Again, with what was decoded.
+  if (wants_latents) write_record(session, record, state, job.output.overwrite || !has_checkpoint);
   write_metrics(prepared, phases, host, ranks);
   return phases;
 }
@@ -208,7 +256,8 @@ Phases decode_job(const PreparedJob& prepared, const io::LatentsFile& file, cons
                      plan.format.num_frames));
   });
   for (const auto& line : plan.describe()) log::debug("plan", "{}", line);
-  decode_and_write(session, latents, config::to_yaml(job), nullptr);
+  RunState state;
+  decode_and_write(session, latents, config::to_yaml(job), state);
   write_metrics(prepared, phases, host, ranks);
   return phases;
 }
@@ -217,14 +266,16 @@ ClipLatents run_latents(const PreparedJob& prepared, const Ranks& ranks) {
   const auto& [job, ffmpeg, files, plan] = prepared;
   ranks.attach_gpus(plan.gpus);
   Phases phases(plan.device);
-  return run_pipeline({job, *files, plan, phases, ffmpeg, ranks}, *job.seed, nullptr);
+  RunState state;
+  return run_pipeline({job, *files, plan, phases, ffmpeg, ranks}, *job.seed, state);
 }
 
 Phases run_without_outputs(const PreparedJob& prepared) {
   const auto& [job, ffmpeg, files, plan] = prepared;
   Phases phases(plan.device);
   const Session session{job, *files, plan, phases, ffmpeg};
-  const ClipLatents latents = run_pipeline(session, *job.seed, nullptr);
+  RunState state;
+  const ClipLatents latents = run_pipeline(session, *job.seed, state);
   NullSink sink;
   decode_clip(session, latents, &sink);
   return phases;

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,7 +16,9 @@
 #include "pipeline/phases.h"
 #include "pipeline/plan.h"
 #include "pipeline/ranks.h"
+#include "pipeline/resume.h"
 #include "pipeline/stages.h"
+#include "pipeline/stop.h"
 
 namespace flotilla::pipeline {
 
@@ -43,10 +46,19 @@ PreparedJob prepare_job(const config::LoadedJob& loaded, const Host& host,
 // A seed for a job that has none: 32 random bits, all that the CPU generator uses.
 uint64_t draw_seed();
 
+// Where a run begins and what may end it early; both count with checkpoint.path only.
+struct RunControl {
+  StopSources stop;
+  std::optional<FoundCheckpoint> resume;  // given on the driver; the state reaches all ranks
+};
+
 // Runs it; the driver decodes and writes all outputs. Returns this rank's times. Collective. The
-// job is the same on all ranks, its seed set. Errors of preparing and loading are agreed; one
-// inside a stage leaves the other ranks waiting and is for comm::run_on_ranks() to end.
-Phases run_job(const PreparedJob& prepared, const Host& host, const Ranks& ranks = {});
+// job is the same on all ranks, its seed set. Errors of preparing and loading are agreed, and so
+// are ErrorKind::stopped and a checkpoint that is of another job (ErrorKind::input) or cannot be
+// written (ErrorKind::output); one inside a stage leaves the other ranks waiting and is for
+// comm::run_on_ranks() to end.
+Phases run_job(const PreparedJob& prepared, const Host& host, const Ranks& ranks = {},
+               RunControl control = {});
 
 // Decodes the latents of `file` (written by run_job) and writes the clip of `prepared`. Errors
 // (ErrorKind::input): the file lacks latents, or they are of another size. Collective.

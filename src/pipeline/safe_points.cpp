@@ -39,13 +39,20 @@ void SafePoints::between() {
   end_run();
 }
 
+void SafePoints::alone() const {
+  if (const auto reason = stop_.own_reason(ranks_)) fail(ErrorKind::stopped, end_text(*reason));
+}
+
 void SafePoints::end_run() const {
+  if (ranks_.context == nullptr) fail(ErrorKind::stopped, end_text(reason_));
+  throw comm::AgreedError(ErrorKind::stopped, end_text(reason_), ranks_.is_driver());
+}
+
+std::string SafePoints::end_text(const std::string& reason) const {
   const std::string path = settings_.checkpoint.path.string();
-  const std::string text =
-      fmt::format("by {} {}; the state is in \"{}\"; go on with: flotilla run --resume '{}'",
-                  reason_, place_of(state_), path, path);
-  if (ranks_.context == nullptr) fail(ErrorKind::stopped, text);
-  throw comm::AgreedError(ErrorKind::stopped, text, ranks_.is_driver());
+  return fmt::format(
+      "stopped by {} {}; the state is in \"{}\"; go on with: flotilla run --resume '{}'", reason,
+      place_of(state_), path, path);
 }
 
 void SafePoints::write() {

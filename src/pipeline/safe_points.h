@@ -36,11 +36,15 @@ class SafePoints {
   diffusion::SafePoint after_step(int64_t steps);
   // Outside of denoise stages: writes when there are new results, and ends the run when asked to.
   void between();
+  // In the decode, which ends in order on all ranks when one of them throws: looks at this rank's
+  // own reasons to stop, and throws. Not collective; nothing is written, the latents are on disk.
+  void alone() const;
   // Throws the error of an agreed stop, on all ranks; the checkpoint is written by then.
   [[noreturn]] void end_run() const;
 
  private:
   void write();
+  std::string end_text(const std::string& reason) const;
 
   const Ranks& ranks_;
   const RunState& state_;

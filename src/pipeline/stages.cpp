@@ -63,18 +63,19 @@ diffusion::AvLatents noised_start(const Session& session, const DenoiseRequest& 
   return diffusion::add_noise(std::move(latents), request.noise, noise_scale);
 }
 
+// That of `run`, or the one before the first step. A stage that goes on has the same masks and
+// positions; the noise that was drawn for it now is dropped, and so is the draw.
+diffusion::DenoiseState first_state(const diffusion::DenoiseStage& stage,
+                                    const DenoiseRequest& request, const RunState& run) {
+  if (run.loop) {
+    request.noise.restore(run.loop->generator);
+    return *run.loop;
+  }
+  if (request.on_start) request.on_start(stage.latents);
+  return diffusion::start_stage(stage, request.noise);
+}
+
 }  // namespace
-
-void keep(io::LatentsFile* record, const char* name, const at::Tensor& tensor) {
-  if (record != nullptr) record->tensors[name] = tensor.to(at::kCPU, at::kFloat);
-}
-
-std::function<void(const diffusion::AvLatents&)> keep_start(io::LatentsFile* record) {
-  return [record](const diffusion::AvLatents& start) {
-    keep(record, io::latents::kInitialVideo, start.video.latent);
-    keep(record, io::latents::kInitialAudio, start.audio.latent);
-  };
-}
 
 diffusion::NoiseGenerator make_noise(const Session& session, uint64_t seed) {
   const bool on_device = session.job.noise_device == config::NoiseDevice::cuda;
@@ -92,6 +93,7 @@ std::vector<text::TextContext> encode_prompts(const Session& session,
       return made;
     });
   });
+  session.safe_point();
   return session.phases.run("text", [&] {
     std::vector<text::TextContext> contexts;
     for (const auto& [key, text] : prompts) {
@@ -137,8 +139,8 @@ LoadedTransformer load_transformer(const Session& session) {
   const auto& [files, plan, ranks] = std::tie(session.files, session.plan, session.ranks);
   auto loaded = ranks.agreed([&] {
     return session.phases.run("load_transformer", [&] {
-      transformer::Transformer model(files.transformer(), plan.dtype,
-                                     plan.device, ranks.load_arena());
+      transformer::Transformer model(files.transformer(), plan.dtype, plan.device,
+                                     ranks.load_arena());
       parallel::SharedWeightsOptions options;
       if (session.job.models.fixed_loras) options.clean = loader::FusedShare::Clean::read_again;
       parallel::SharedWeights weights(model.arena(), ranks.world(), options);
@@ -164,10 +166,9 @@ void fuse_stage_2_loras(const Session& session, LoadedTransformer& transformer) 
   report_loras(loras, set.counts(), " in stage 2");
 }
 
-StageLatents denoise(const Session& session, const DenoiseRequest& request) {
+StageLatents denoise(const Session& session, const DenoiseRequest& request, RunState& run) {
   return session.phases.run(request.stage.name, [&] {
     diffusion::AvLatents start = noised_start(session, request);
-    if (request.on_start) request.on_start(start);
     std::optional<ops::FixedRowBlocks> exact;
     if (session.job.reproducible == config::Reproducible::world) exact.emplace();
     const GuidancePlan& guidance = request.stage.guidance;
@@ -178,24 +179,32 @@ StageLatents denoise(const Session& session, const DenoiseRequest& request) {
     diffusion::EulerSampler sampler;
     const diffusion::DenoiseStage stage{request.stage.name, request.stage.sigmas, std::move(start),
                                         denoiser, sampler};
-    diffusion::DenoiseState state = diffusion::start_stage(stage, request.noise);
+    diffusion::DenoiseState state = first_state(stage, request, run);
     Progress progress(request.stage.name, stage.num_steps(), session.ranks.is_driver());
     auto step_start = Clock::now();
-    diffusion::run_denoise_loop(
-        stage, state, [&](const diffusion::DenoiseState& now_at, int64_t step, int64_t) {
-          const auto now = Clock::now();
-          session.phases.add_step(request.stage.name,
-                                  std::chrono::duration<double>(now - step_start).count());
-          step_start = now;
-          progress.update(step);
-          if (session.after_step) session.after_step(now_at);
-          return diffusion::SafePoint::go_on;
-        });
+    const auto after_step = [&](const diffusion::DenoiseState& now_at, int64_t step,
+                                int64_t steps) {
+      const auto now = Clock::now();
+      session.phases.add_step(request.stage.name,
+                              std::chrono::duration<double>(now - step_start).count());
+      progress.update(step);
+      if (session.after_step) session.after_step(now_at);
+      run.loop = now_at;
+      const auto answer = session.safe_points != nullptr ? session.safe_points->after_step(steps)
+                                                         : diffusion::SafePoint::go_on;
+      step_start = Clock::now();
+      return answer;
+    };
+    const auto end = diffusion::run_denoise_loop(stage, state, after_step);
     runner.close(session.phases);
-    const diffusion::AvLatents end = diffusion::latents_at(stage, state);
+    if (end == diffusion::LoopEnd::stopped) session.safe_points->end_run();
+    run.loop.reset();
+    run.generator = request.noise.state();
+    const diffusion::AvLatents latents = diffusion::latents_at(stage, state);
     return StageLatents{
-        diffusion::unpatchify_video(diffusion::target_tokens(end.video), request.stage.grid.size),
-        diffusion::unpatchify_audio(diffusion::target_tokens(end.audio), session.plan.audio)};
+        diffusion::unpatchify_video(diffusion::target_tokens(latents.video),
+                                    request.stage.grid.size),
+        diffusion::unpatchify_audio(diffusion::target_tokens(latents.audio), session.plan.audio)};
   });
 }
 

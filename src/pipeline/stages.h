@@ -12,12 +12,13 @@
 #include "diffusion/conditioning.h"
 #include "diffusion/denoise_loop.h"
 #include "diffusion/noise.h"
-#include "io/latents_file.h"
 #include "pipeline/model_files.h"
 #include "pipeline/pass_runner.h"
 #include "pipeline/phases.h"
 #include "pipeline/plan.h"
 #include "pipeline/ranks.h"
+#include "pipeline/run_state.h"
+#include "pipeline/safe_points.h"
 #include "text/prompt_encoder.h"
 #include "transformer/transformer.h"
 #include "upsampler/latent_upsampler.h"
@@ -35,6 +36,12 @@ struct Session {
   Ranks ranks = {};
   // Called after each denoise step of every stage with the state to go on from; may be empty.
   std::function<void(const diffusion::DenoiseState&)> after_step = {};
+  SafePoints* safe_points = nullptr;  // null: the run cannot stop early
+
+  // A place outside of denoise stages where the run may stop. Collective.
+  void safe_point() const {
+    if (safe_points != nullptr) safe_points->between();
+  }
 };
 
 // What a pipeline leaves to the decoders.
@@ -42,12 +49,6 @@ struct ClipLatents {
   at::Tensor video;  // [1, C, F, H, W] at full resolution
   at::Tensor audio;  // [1, C, T, mel]: what is decoded
 };
-
-// Puts the tensor into the record, as float32 on the CPU; nothing without a record.
-void keep(io::LatentsFile* record, const char* name, const at::Tensor& tensor);
-
-// For DenoiseRequest::on_start of stage 1: puts the noised tokens into the record.
-std::function<void(const diffusion::AvLatents&)> keep_start(io::LatentsFile* record);
 
 // The job's one generator: see noise.h for the order of its draws.
 diffusion::NoiseGenerator make_noise(const Session& session, uint64_t seed);
@@ -87,7 +88,7 @@ struct DenoiseRequest {
   diffusion::NoiseGenerator& noise;
   at::Tensor initial_video;  // latents that the stage starts from; undefined: noise alone
   at::Tensor initial_audio;
-  // Called with the noised tokens before the first step.
+  // Called with the noised tokens before the first step; not when the stage goes on from `state`.
   std::function<void(const diffusion::AvLatents&)> on_start = {};
 };
 // Latents of the whole clip, [1, C, F, H, W] and [1, C, T, mel].
@@ -95,8 +96,9 @@ struct StageLatents {
   at::Tensor video;
   at::Tensor audio;
 };
-// Under the guidance of the stage's plan.
-StageLatents denoise(const Session& session, const DenoiseRequest& request);
+// Under the guidance of the stage's plan. Keeps state.loop up to date while it runs, and goes on
+// from it when there is one; leaves the generator behind its draws, in request.noise and `state`.
+StageLatents denoise(const Session& session, const DenoiseRequest& request, RunState& state);
 
 // Stage 1's video latent at twice the size.
 at::Tensor upsample(const Session& session, const at::Tensor& video_latent);

@@ -45,20 +45,27 @@ StopWatch::StopWatch(config::Limits limits, StopSources sources)
 }
 
 std::optional<std::string> StopWatch::agreed_reason(const Ranks& ranks) {
-  int64_t wish = own_wish(ranks.is_driver());
-  if (ranks.context != nullptr) {
-    comm::Communicator& world = ranks.context->world();
-    if (wish == SIGTERM) {
-      if (const auto dead = world.peers().dead(); !dead.empty())
-        comm::fail_dead(world.peers(), {.what = "agreement to stop"}, dead);
-    }
-    wish = world.all_max(wish);
-  }
-  if (wish == kNone) return std::nullopt;
-  return text_of(wish);
+  int64_t wish = own_wish(ranks);
+  if (ranks.context != nullptr) wish = ranks.context->world().all_max(wish);
+  return wish == kNone ? std::nullopt : std::optional(text_of(wish));
 }
 
-int64_t StopWatch::own_wish(bool is_driver) {
+std::optional<std::string> StopWatch::own_reason(const Ranks& ranks) {
+  const int64_t wish = own_wish(ranks);
+  return wish == kNone ? std::nullopt : std::optional(text_of(wish));
+}
+
+int64_t StopWatch::own_wish(const Ranks& ranks) {
+  const int64_t wish = look(ranks.is_driver());
+  if (wish == SIGTERM && ranks.context != nullptr) {
+    const comm::PeerWatch& peers = ranks.context->world().peers();
+    if (const auto dead = peers.dead(); !dead.empty())
+      comm::fail_dead(peers, {.what = "agreement to stop"}, dead);
+  }
+  return wish;
+}
+
+int64_t StopWatch::look(bool is_driver) {
   const auto now = Clock::now();
   if (last_) longest_gap_ = std::max(longest_gap_, now - *last_);
   last_ = now;

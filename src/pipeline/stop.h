@@ -32,11 +32,14 @@ class StopWatch {
   // Errors (ErrorKind::communication): SIGTERM, but the process of another rank is gone: a launcher
   // cleans up after a fault.
   std::optional<std::string> agreed_reason(const Ranks& ranks);
+  // Of this rank alone: where its error ends the work of the others in good order. Not collective.
+  std::optional<std::string> own_reason(const Ranks& ranks);
 
  private:
   using Clock = StopSources::Clock;
 
-  int64_t own_wish(bool is_driver);
+  int64_t own_wish(const Ranks& ranks);
+  int64_t look(bool is_driver);
   bool too_close(std::optional<Clock::time_point> end) const;
   std::string text_of(int64_t wish) const;
 

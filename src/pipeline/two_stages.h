@@ -7,12 +7,12 @@
 
 #include <cstdint>
 
-#include "io/latents_file.h"
+#include "pipeline/run_state.h"
 #include "pipeline/stages.h"
 
 namespace flotilla::pipeline {
 
-// Up to and including stage 2; see run_distilled() for `record`.
-ClipLatents run_two_stages(const Session& session, uint64_t seed, io::LatentsFile* record);
+// Up to and including stage 2; see run_distilled() for `state`.
+ClipLatents run_two_stages(const Session& session, uint64_t seed, RunState& state);
 
 }  // namespace flotilla::pipeline

@@ -47,6 +47,7 @@ decoder:
   tiles: {overlap: [0, 2, 3]}
   tiling: {spatial: {size: 512, overlap: 64}}
 graphs: off
+checkpoint: {path: c.h5}
 limits: {max_hours: 1.5}
 threads: 4
 )");

@@ -97,7 +97,8 @@ void expect_prompt_shows(const at::Tensor& frames, const Expectation& expected) 
 TEST_P(DemoTest, ThePromptShows) {
   const Expectation& expected = GetParam();
   test::PieceRunner runner(test::demo_job(expected.prompt, expected.seed));
-  const auto latents = pipeline::run_distilled(runner.session(), expected.seed, nullptr);
+  pipeline::RunState state;
+  const auto latents = pipeline::run_distilled(runner.session(), expected.seed, state);
   expect_prompt_shows(runner.decode(latents.video).to(at::kFloat), expected);
 }
 
@@ -112,7 +113,8 @@ TEST_P(DemoTest, ThePromptShowsUnderGuidance) {
   job.stage_1.guidance.video = {.cfg = 3, .stg = 0};
   job.stage_1.guidance.audio = {.cfg = 3, .stg = 0};
   test::PieceRunner runner(job);
-  const auto latents = pipeline::run_two_stages(runner.session(), expected.seed, nullptr);
+  pipeline::RunState state;
+  const auto latents = pipeline::run_two_stages(runner.session(), expected.seed, state);
   expect_prompt_shows(runner.decode(latents.video).to(at::kFloat), expected);
 }
 
@@ -129,7 +131,8 @@ INSTANTIATE_TEST_SUITE_P(
 TEST(DemoBytesTest, SameJobTwiceGivesEqualBytes) {
   const auto render = [] {
     test::PieceRunner runner(test::demo_job("a red circle moving right on a blue background", 10));
-    return pipeline::run_distilled(runner.session(), 10, nullptr);
+    pipeline::RunState state;
+    return pipeline::run_distilled(runner.session(), 10, state);
   };
   const auto first = render();
   const auto second = render();

@@ -49,7 +49,8 @@ inline config::DecoderTiles decoder_tiles_of(const nlohmann::json& params) {
 
 class EndToEndTest : public ::testing::TestWithParam<EndToEndCase> {
  protected:
-  using Pipeline = pipeline::ClipLatents (&)(const pipeline::Session&, uint64_t, io::LatentsFile*);
+  using Pipeline = pipeline::ClipLatents (&)(const pipeline::Session&, uint64_t,
+                                             pipeline::RunState&);
 
   void check(const std::string& name, const at::Tensor& actual) {
     EXPECT_TRUE(all_close(actual, golden_[name], GetParam().tolerance())) << name;
@@ -63,10 +64,10 @@ class EndToEndTest : public ::testing::TestWithParam<EndToEndCase> {
       check_step(state);
       last_audio = diffusion::unpatchify_audio(state.audio, runner.plan.audio);
     };
-    io::LatentsFile record;
-    const auto latents = run(session, *runner.job.seed, &record);
+    pipeline::RunState state;
+    const auto latents = run(session, *runner.job.seed, state);
     EXPECT_EQ(steps_checked_, static_cast<int64_t>(golden_.names("stage1.step").size()) / 2);
-    const auto recorded = [&](const char* name) { return record.tensors.at(name); };
+    const auto recorded = [&](const char* name) { return state.results.at(name).cpu(); };
     check("stage1.video_latent", recorded(io::latents::kStage1Video));
     check("stage1.audio_latent", recorded(io::latents::kStage1Audio));
     check("upscaled.video_latent", recorded(io::latents::kUpscaledVideo));

@@ -48,9 +48,10 @@ pipeline::ClipLatents render(const config::Job& job, pipeline::Ranks ranks) {
   const pipeline::Plan plan = pipeline::make_plan(job, files, ranks.world_size());
   pipeline::Phases phases(plan.device);
   const pipeline::Session session{job, files, plan, phases, {}, ranks};
+  pipeline::RunState state;
   return job.pipeline == config::Pipeline::distilled
-             ? pipeline::run_distilled(session, *job.seed, nullptr)
-             : pipeline::run_two_stages(session, *job.seed, nullptr);
+             ? pipeline::run_distilled(session, *job.seed, state)
+             : pipeline::run_two_stages(session, *job.seed, state);
 }
 
 pipeline::Ranks all_ranks() { return {&test::ranks()}; }

@@ -91,7 +91,8 @@ TEST(TwoStagesOrderGoldenTest, PassesInSequenceMatchToo) {
   test::PieceRunner runner(job_of(golden.params()));
   ASSERT_EQ(runner.plan.stage_1.guidance.order, pipeline::PassOrder::batch);
   runner.plan.stage_1.guidance.order = pipeline::PassOrder::sequence;
-  const auto latents = pipeline::run_two_stages(runner.session(), *runner.job.seed, nullptr);
+  pipeline::RunState state;
+  const auto latents = pipeline::run_two_stages(runner.session(), *runner.job.seed, state);
   EXPECT_TRUE(test::all_close(latents.video, golden["stage2.video_latent"], kTolerance));
   EXPECT_TRUE(test::all_close(latents.audio, golden["stage1.audio_latent"], kTolerance));
 }

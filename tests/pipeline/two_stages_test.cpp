@@ -129,9 +129,9 @@ class GuidanceTest : public ::testing::Test {
   // Latents of stage 1.
   static pipeline::StageLatents stage_1(const config::Job& job) {
     test::PieceRunner runner(job);
-    io::LatentsFile record;
-    pipeline::run_two_stages(runner.session(), *job.seed, &record);
-    return {record.tensors.at(names::kStage1Video), record.tensors.at(names::kStage1Audio)};
+    pipeline::RunState state;
+    pipeline::run_two_stages(runner.session(), *job.seed, state);
+    return {state.results.at(names::kStage1Video), state.results.at(names::kStage1Audio)};
   }
 
   config::Job job_ = test::tiny_two_stage_job();
@@ -182,7 +182,8 @@ TEST_F(GuidanceTest, SkippedStepsRepeatTheLastResult) {
   session.after_step = [&](const diffusion::DenoiseState& state) {
     if (state.stage == "stage_1") remembered.push_back(state.video.clone());
   };
-  pipeline::run_two_stages(session, 1, nullptr);
+  pipeline::RunState state;
+  pipeline::run_two_stages(session, 1, state);
   ASSERT_EQ(remembered.size(), 3U);
   // The last step goes all the way to the remembered x0, the one before part of it: both on one
   // line, so the ratio of the two moves is the same for every number.

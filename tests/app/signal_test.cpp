@@ -1,0 +1,202 @@
+// Signals to a running program, at many moments: it stops with exit code 75 and goes on to the same
+// bytes, or it had finished. Under mpirun a signal to any rank counts, and SIGUSR1 to mpirun.
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <fstream>
+#include <thread>
+
+#include "io/latents_file.h"
+#include "io/subprocess.h"
+#include "support/compare.h"
+#include "support/golden.h"
+#include "support/temp_dir.h"
+
+namespace flotilla {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AnyOf;
+using ::testing::Eq;
+using ::testing::HasSubstr;
+
+class SignalTest : public ::testing::Test {
+ protected:
+  using Seconds = std::chrono::duration<double>;
+
+  void write_job(const std::string& size, const std::string& more = "") const {
+    test::write_file(dir_ / "job.yaml",
+                     fmt::format("models:\n  checkpoint: {0}/ltx23-dev.safetensors\n"
+                                 "  spatial_upsampler: {0}/ltx23-spatial-upscaler-x2.safetensors\n"
+                                 "  text_encoder: {0}/gemma\nprompt: a boat\nseed: 3\ndevice: cpu\n"
+                                 "precision: fp32\nvideo: {{{1}, frame_rate: 24}}\n"
+                                 "checkpoint: {{path: state.h5, every_steps: 1}}\n"
+                                 "output: {{path: a.y4m, latents: a.h5}}\n{2}",
+                                 test::tiny_dir().string(), size, more));
+  }
+
+  std::vector<std::string> command(int ranks, const std::vector<std::string>& arguments) const {
+    std::vector<std::string> argv;
+    if (ranks > 1) argv = {FLOTILLA_MPIEXEC, "-n", std::to_string(ranks)};
+    argv.insert(argv.end(), {FLOTILLA_PROGRAM, "run"});
+    argv.insert(argv.end(), arguments.begin(), arguments.end());
+    return argv;
+  }
+
+  struct End {
+    int status = 0;  // as from waitpid()
+    int code() const { return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status); }
+  };
+  // Starts the job and, `delay` later, lets `act` do something to it, with the process at hand.
+  template <typename Act>
+  End run_and(int ranks, const std::vector<std::string>& arguments, Seconds delay, Act act) const {
+    io::Process process(command(ranks, arguments), /*read_output=*/false);
+    std::optional<int> status = process.wait(delay.count());
+    if (!status) {
+      act(process.id());
+      status = process.wait(120);
+    }
+    EXPECT_TRUE(status) << "it hangs";
+    return {status.value_or(0)};
+  }
+  End run(int ranks, const std::vector<std::string>& arguments) const {
+    return run_and(ranks, arguments, Seconds(120), [](pid_t) {});
+  }
+
+  std::string job() const { return (dir_ / "job.yaml").string(); }
+  std::string state() const { return (dir_ / "state.h5").string(); }
+
+  // Runs without a signal; keeps what it made, and the time that it took.
+  Seconds make_expected(int ranks) {
+    const auto start = std::chrono::steady_clock::now();
+    EXPECT_EQ(run(ranks, {job()}).code(), 0);
+    const Seconds took = std::chrono::steady_clock::now() - start;
+    expected_clip_ = test::read_file(dir_ / "a.y4m");
+    expected_ = io::read_latents(dir_ / "a.h5").tensors;
+    remove_all();
+    return took;
+  }
+  void remove_all() const {
+    for (const char* name : {"a.y4m", "a.wav", "a.h5", "state.h5", "state_prev.h5"})
+      fs::remove(dir_ / name);
+  }
+  void expect_same_result() const {
+    EXPECT_TRUE(test::read_file(dir_ / "a.y4m") == expected_clip_);
+    const auto made = io::read_latents(dir_ / "a.h5").tensors;
+    for (const auto& [name, tensor] : expected_)
+      EXPECT_TRUE(test::same_bytes(made.at(name), tensor)) << name;
+  }
+  // After a run that was told to stop: it has done so, or was ready.
+  void expect_stopped_or_done(int ranks, const End& end) const {
+    ASSERT_THAT(end.code(), AnyOf(Eq(75), Eq(0)));
+    if (end.code() == 75) {
+      EXPECT_FALSE(fs::exists(dir_ / "a.y4m") || fs::exists(dir_ / "a.h5"));
+      EXPECT_EQ(run(ranks, {"--resume", state()}).code(), 0);
+    }
+    expect_same_result();
+    remove_all();
+  }
+
+  // The processes of the program that run this test's job.
+  std::vector<pid_t> ranks_of_job() const {
+    std::vector<pid_t> found;
+    std::error_code gone;
+    for (const auto& entry : fs::directory_iterator("/proc", gone)) {
+      std::ifstream in(entry.path() / "cmdline");
+      const std::string line((std::istreambuf_iterator<char>(in)), {});
+      if (line.starts_with(FLOTILLA_PROGRAM) && line.find(job()) != std::string::npos)
+        found.push_back(std::stoi(entry.path().filename()));
+    }
+    return found;
+  }
+
+  test::TempDir dir_;
+  std::string expected_clip_;
+  std::map<std::string, at::Tensor> expected_;
+};
+
+TEST_F(SignalTest, OneRankStopsAtTenMoments) {
+  write_job("width: 256, height: 128, num_frames: 33");
+  const Seconds took = make_expected(1);
+  constexpr int kSignals[] = {SIGTERM, SIGINT, SIGUSR1, SIGHUP};
+  for (int i = 0; i < 10; ++i) {
+    const int signal = kSignals[i % 4];
+    SCOPED_TRACE(fmt::format("moment {}, signal {}", i, signal));
+    expect_stopped_or_done(1, run_and(1, {job()}, took * (0.05 + 0.1 * i),
+                                      [&](pid_t process) { ::kill(process, signal); }));
+  }
+}
+
+TEST_F(SignalTest, SecondSignalEndsTheProcessAtOnce) {
+  write_job("width: 512, height: 512, num_frames: 97");
+  const End end = run_and(1, {job()}, Seconds(1.5), [](pid_t process) {
+    ::kill(process, SIGTERM);
+    std::this_thread::sleep_for(std::chrono::milliseconds(250));
+    ::kill(process, SIGTERM);
+  });
+  // 75: a step ended in between.
+  EXPECT_THAT(end.code(), AnyOf(Eq(128 + SIGTERM), Eq(75)));
+  for (const auto& entry : fs::directory_iterator(dir_.path()))
+    EXPECT_EQ(entry.path().string().find(".tmp"), std::string::npos) << entry.path();
+}
+
+TEST_F(SignalTest, WithoutCheckpointASignalEndsTheProcessAtOnce) {
+  write_job("width: 256, height: 128, num_frames: 97");
+  for (const int signal : {SIGTERM, SIGUSR1}) {
+    const End end = run_and(1, {job(), "--set", "checkpoint="}, Seconds(0.7),
+                            [&](pid_t process) { ::kill(process, signal); });
+    EXPECT_EQ(end.code(), 128 + signal);
+  }
+}
+
+TEST_F(SignalTest, SigusrToMpirunStopsAllRanks) {
+  write_job("width: 256, height: 256, num_frames: 33");
+  const Seconds took = make_expected(2);
+  for (const double moment : {0.4, 0.7, 0.95}) {
+    SCOPED_TRACE(moment);
+    expect_stopped_or_done(
+        2, run_and(2, {job()}, took * moment, [](pid_t mpirun) { ::kill(mpirun, SIGUSR1); }));
+  }
+}
+
+TEST_F(SignalTest, SigtermToOneRankStopsAllRanks) {
+  write_job("width: 256, height: 256, num_frames: 33");
+  const Seconds took = make_expected(2);
+  for (const double moment : {0.5, 0.8}) {
+    SCOPED_TRACE(moment);
+    expect_stopped_or_done(2, run_and(2, {job()}, took * moment, [&](pid_t) {
+                             const auto ranks = ranks_of_job();
+                             if (!ranks.empty()) ::kill(ranks.back(), SIGTERM);
+                           }));
+  }
+}
+
+// mpirun gives its ranks one second and returns its own code: what counts is the last checkpoint.
+TEST_F(SignalTest, SigtermToMpirunLeavesAWholeCheckpoint) {
+  write_job("width: 256, height: 256, num_frames: 33");
+  const Seconds took = make_expected(2);
+  const End end = run_and(2, {job()}, took * 0.8, [](pid_t mpirun) { ::kill(mpirun, SIGTERM); });
+  if (end.code() != 0) {
+    EXPECT_EQ(run(2, {job(), "--set", "checkpoint.resume=auto"}).code(), 0);
+  }
+  expect_same_result();
+}
+
+// Started on two ranks, in exact mode, and gone on with one, without the job file.
+TEST_F(SignalTest, ExactRunGoesOnWithAnotherNumberOfRanks) {
+  write_job("width: 256, height: 256, num_frames: 33", "reproducible: world\n");
+  const Seconds took = make_expected(1);
+  for (const int ranks : {1, 4}) {
+    const End end = run_and(2, {job()}, took, [](pid_t mpirun) { ::kill(mpirun, SIGUSR1); });
+    expect_stopped_or_done(ranks, end);
+  }
+}
+
+}  // namespace
+}  // namespace flotilla
