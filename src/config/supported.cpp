@@ -33,10 +33,7 @@ void check_threads(const Job& job, const Origins& origins, Problems& problems) {
 }  // namespace
 
 void check_supported(const Job& job, const Origins& origins, int64_t world_size) {
-  const bool is_fp8 =
-      job.precision == Precision::fp8_cast || job.precision == Precision::fp8_scaled_mm;
   const Unsupported table[] = {
-      {is_fp8, "precision", std::string(to_string(job.precision)), "use auto, fp32 or bf16"},
       {job.offload != Offload::none, "offload", std::string(to_string(job.offload)), "use none"},
       {job.text.enhance, "text.enhance", "true", "use false"},
   };

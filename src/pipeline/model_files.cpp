@@ -8,6 +8,7 @@
 #include "audio/audio_format.h"
 #include "audio/vocoder.h"
 #include "base/error.h"
+#include "pipeline/precision.h"
 #include "text/prompt_encoder.h"
 #include "transformer/transformer.h"
 #include "upsampler/latent_upsampler.h"
@@ -111,7 +112,8 @@ int64_t ModelFiles::bytes_read() const {
 }
 
 void audit_models(const ModelFiles& files, const config::Job& job) {
-  const transformer::Transformer transformer(files.transformer(), at::kFloat, at::kMeta);
+  const transformer::Transformer transformer(files.transformer(), storage_policy(job.precision),
+                                             at::kMeta);
   (void)transformer.lora_set(files.stage_2_loras());
   const text::PromptEncoder text(files.transformer(), files.text_encoder(), at::kFloat, at::kMeta);
   const auto decoder = vae::VideoDecoder::from_checkpoint(files.video_vae(), at::kFloat, at::kMeta);

@@ -7,9 +7,11 @@
 
 #include "audio/audio_format.h"
 #include "base/error.h"
+#include "base/text.h"
 #include "comm/head_exchange.h"
 #include "gpu/device.h"
-#include "transformer/config.h"
+#include "pipeline/precision.h"
+#include "transformer/transformer.h"
 #include "vae/config.h"
 
 namespace flotilla::pipeline {
@@ -17,10 +19,6 @@ namespace {
 
 // Share of the machine's memory that `auto` tiling may fill with the activations of a decode.
 constexpr int64_t kDecodeMemoryShare = 4;
-
-at::ScalarType dtype_of(config::Precision precision) {
-  return precision == config::Precision::fp32 ? at::kFloat : at::kBFloat16;
-}
 
 diffusion::Sigmas given_sigmas(const config::Sigmas& given) {
   diffusion::Sigmas sigmas(given.begin(), given.end());
@@ -223,7 +221,10 @@ Plan make_plan(const config::Job& job, const ModelFiles& files, int64_t world_si
   plan.device = placed.own;
   plan.gpus = placed.gpus;
   plan.memory_bytes = placed.memory_bytes;
-  plan.dtype = dtype_of(job.precision);
+  const loader::StoragePolicy policy = storage_policy(job.precision);
+  plan.dtype = policy.dtype;
+  plan.precision = policy.name();
+  plan.weight_bytes = transformer::weight_bytes(files.transformer(), policy);
   const auto decoder = vae::DecoderConfig::from_json(vae::locate_vae(*files.video_vae()).config);
   plan.stage_1 =
       plan_stage("stage_1", job.video, 2, decoder,
@@ -238,8 +239,8 @@ Plan make_plan(const config::Job& job, const ModelFiles& files, int64_t world_si
   plan.audio = diffusion::audio_latent_size(plan.stage_2.pixels, audio.latent_channels,
                                             audio.latent_bins(), plan.audio_timing);
   const vae::TilePlan grid = plan_decoder_tiles(job, decoder, plan);
-  plan.decode = parallel::plan_decode(grid, tiling_of(job, decoder, plan, grid), decoder.scale(),
-                                      world_size);
+  plan.decode =
+      parallel::plan_decode(grid, tiling_of(job, decoder, plan, grid), decoder.scale(), world_size);
   plan.format = {job.video.width,
                  job.video.height,
                  job.video.num_frames,
@@ -258,7 +259,9 @@ Plan make_plan(const config::Job& job, const ModelFiles& files, int64_t world_si
 }
 
 std::vector<std::string> Plan::describe() const {
-  std::vector<std::string> lines;
+  std::vector<std::string> lines = {
+      fmt::format("weights: the transformer takes {} on each rank as {}",
+                  human_bytes(static_cast<double>(weight_bytes)), precision)};
   for (const StagePlan* stage : {&stage_1, &stage_2}) {
     lines.push_back(
         fmt::format("{}: {} x {}, {} frames, {} video tokens, {} audio tokens, {} steps, {}",

@@ -46,6 +46,8 @@ struct Plan {
   std::vector<int> gpus;         // see RankDevices
   int64_t memory_bytes = 0;      // of a rank's device
   at::ScalarType dtype = at::kFloat;
+  std::string precision;     // of the job, resolved
+  int64_t weight_bytes = 0;  // of the transformer, in the memory of every rank
   StagePlan stage_1;
   StagePlan stage_2;
   diffusion::AudioLatentSize audio;
@@ -56,7 +58,8 @@ struct Plan {
 
   // Padded tokens over all tokens of the sequence-parallel stages, 0 to 1.
   double padding_fraction() const;
-  // A line for the sizes of each stage, its passes and the decode; for the log and the dry run.
+  // A line for the weights, the sizes of each stage, its passes and the decode; for the log and the
+  // dry run.
   std::vector<std::string> describe() const;
 };
 

@@ -71,7 +71,10 @@ Json passes_of(const GuidancePlan& guidance) {
 
 Json plan_of(const PreparedJob& prepared) {
   const Plan& plan = prepared.plan;
-  Json json = {{"world_size", plan.world_size}, {"audio_tokens", plan.audio.num_tokens()}};
+  Json json = {{"world_size", plan.world_size},
+               {"precision", plan.precision},
+               {"weight_bytes", plan.weight_bytes},
+               {"audio_tokens", plan.audio.num_tokens()}};
   for (const StagePlan* stage : {&plan.stage_1, &plan.stage_2}) {
     json[stage->name] = {{"width", stage->pixels.width},
                          {"height", stage->pixels.height},

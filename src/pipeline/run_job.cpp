@@ -18,6 +18,7 @@
 #include "pipeline/distilled.h"
 #include "pipeline/model_defaults.h"
 #include "pipeline/outputs.h"
+#include "pipeline/precision.h"
 #include "pipeline/record.h"
 #include "pipeline/two_stages.h"
 
@@ -188,6 +189,7 @@ PreparedJob prepare_job(const config::LoadedJob& loaded, const Host& host, Outpu
       loaded.job, {.has_gpu = comm::all_see_gpus(facts), .world_size = world_size});
   config::Job& job = prepared.job;
   const RankDevices devices = place_ranks(job, facts, ranks.rank());
+  check_precision(job.precision, gpu::device_facts(devices.own));
   config::validate_files(job, loaded.origins);
   if (needs_ffmpeg(job, outputs)) {
     const auto found = io::find_ffmpeg({}, host.search_path);
@@ -205,6 +207,8 @@ PreparedJob prepare_job(const config::LoadedJob& loaded, const Host& host, Outpu
     at::set_num_threads(static_cast<int>(threads));
   }
   prepared.files = std::make_unique<ModelFiles>(job.models);
+  if (loaded.job.precision == config::Precision::automatic)
+    job.precision = choose_precision(job.precision, *prepared.files->transformer());
   audit_models(*prepared.files, job);
   job = with_model_defaults(std::move(job), prepared.files->model_version());
   prepared.plan = make_plan(job, *prepared.files, world_size, devices);

@@ -14,6 +14,7 @@
 #include "diffusion/sampler.h"
 #include "io/image_resize.h"
 #include "ops/linear.h"
+#include "pipeline/precision.h"
 #include "pipeline/stage_runner.h"
 #include "vae/encoder.h"
 
@@ -139,8 +140,8 @@ LoadedTransformer load_transformer(const Session& session) {
   const auto& [files, plan, ranks] = std::tie(session.files, session.plan, session.ranks);
   auto loaded = ranks.agreed([&] {
     return session.phases.run("load_transformer", [&] {
-      transformer::Transformer model(files.transformer(), plan.dtype, plan.device,
-                                     ranks.load_arena());
+      transformer::Transformer model(files.transformer(), storage_policy(session.job.precision),
+                                     plan.device, ranks.load_arena());
       parallel::SharedWeightsOptions options;
       if (session.job.models.fixed_loras) options.clean = loader::FusedShare::Clean::read_again;
       parallel::SharedWeights weights(model.arena(), ranks.world(), options);

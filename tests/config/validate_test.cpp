@@ -224,7 +224,7 @@ TEST(CombinationTest, RefusesWhatCannotWork) {
 TEST(SupportTest, RefusesByNameWhatIsNotRunYet) {
   EXPECT_NO_THROW(check_supported(job_of(kGoodJob), Origins()));
   const LoadedJob loaded = load(kTwoStageJob +
-                                "precision: fp8_cast\noffload: disk\ntext: {enhance: true}\n"
+                                "offload: disk\ntext: {enhance: true}\n"
                                 "stage_2: {parallel: tdp}\n");
   try {
     check_supported(loaded.job, loaded.origins, 2);
@@ -232,10 +232,8 @@ TEST(SupportTest, RefusesByNameWhatIsNotRunYet) {
   } catch (const Error& error) {
     EXPECT_EQ(error.kind(), ErrorKind::config);
     const std::string& message = error.message();
-    EXPECT_EQ(count_lines(message), 3U) << message;
-    EXPECT_TRUE(contains(
-        message, "job.yaml:5:12: precision: fp8_cast is not built into this version yet; use"));
-    EXPECT_TRUE(contains(message, "job.yaml:6:10: offload: disk is not built"));
+    EXPECT_EQ(count_lines(message), 2U) << message;
+    EXPECT_TRUE(contains(message, "job.yaml:5:10: offload: disk is not built"));
     EXPECT_TRUE(contains(message, "text.enhance: true is not built"));
   }
 }

@@ -111,6 +111,18 @@ TEST(RanksTest, ExactModeHoldsForGuidanceGroups) {
   expect_equal(render(job, all_ranks()), render(job, {}));
 }
 
+// Weights of 8 bits, with scales or without, and LoRAs fused into a rank's share of them.
+TEST(RanksTest, ExactModeHoldsForEightBitWeights) {
+  for (const auto precision : {config::Precision::fp8_cast, config::Precision::fp8_scaled_mm}) {
+    config::Job job = guided();
+    job.precision = precision;
+    job.reproducible = config::Reproducible::world;
+    const auto together = render(job, all_ranks());
+    expect_alike_on_all_ranks(together);
+    expect_equal(together, render(job, {}));
+  }
+}
+
 TEST(RanksTest, TilesEqualOneRankDoingTheSameTiles) {
   config::Job job = guided();
   job.stage_2.parallel = config::Stage2Parallel::tdp;
