@@ -276,7 +276,8 @@ void visit_keys(V& v, Job& x) {
   v.section("decoder", x.decoder, {.doc = "video decoder"});
   v.key("device", x.device, {.doc = "auto: GPUs when there are any"});
   v.key("precision", x.precision,
-        {.doc = "weights and computation; auto: bf16 on GPUs, fp32 on CPUs"});
+        {.doc = "weights and computation; auto: bf16 on GPUs, fp32 on CPUs, fp8_cast for a file of "
+                "8-bit weights"});
   v.key("attention", x.attention, {.doc = "attention kernel; auto: the fastest that works here"});
   v.key("graphs", x.graphs, {.doc = "capture steps as CUDA graphs"});
   v.key("offload", x.offload,
