@@ -35,7 +35,6 @@ void check_threads(const Job& job, const Origins& origins, Problems& problems) {
 void check_supported(const Job& job, const Origins& origins, int64_t world_size) {
   const Unsupported table[] = {
       {job.offload != Offload::none, "offload", std::string(to_string(job.offload)), "use none"},
-      {job.text.enhance, "text.enhance", "true", "use false"},
   };
   Problems problems;
   for (const auto& [is_asked_for, key, value, instead] : table) {

@@ -117,6 +117,7 @@ void write_latents(const std::filesystem::path& path, const LatentsFile& file, b
   out.write_integer("", "format_version", kLatentsFormatVersion);
   out.write_text("", "flotilla_version", file.flotilla_version);
   out.write_text("", "job_yaml", file.job_yaml);
+  if (file.original_prompt) out.write_text("", "original_prompt", *file.original_prompt);
   out.write_text("", "checkpoint_digest", file.checkpoint_digest);
   out.write_integer("", "seed", file.seed);
   out.write_integer("", "world", file.world);
@@ -138,6 +139,7 @@ LatentsFile read_latents(const std::filesystem::path& path, const std::vector<st
   LatentsFile file;
   file.flotilla_version = require(path, "flotilla_version", in.read_text("", "flotilla_version"));
   file.job_yaml = require(path, "job_yaml", in.read_text("", "job_yaml"));
+  file.original_prompt = in.read_text("", "original_prompt");
   file.checkpoint_digest =
       require(path, "checkpoint_digest", in.read_text("", "checkpoint_digest"));
   file.seed = require(path, "seed", in.read_integer("", "seed"));

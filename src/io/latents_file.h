@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -42,7 +43,9 @@ struct LatentsFile {
   // Root attributes; "created" is the time of writing (ISO 8601, UTC) and is filled in by
   // write_latents().
   std::string flotilla_version;
-  std::string job_yaml;           // resolved
+  std::string job_yaml;  // resolved
+  // What text.enhance made the job's prompt from; nothing when it did not.
+  std::optional<std::string> original_prompt;
   std::string checkpoint_digest;  // of header and size
   int64_t seed = 0;
   int64_t world = 1;

@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "pipeline/precision.h"
 #include "text/prompt_encoder.h"
+#include "text/prompt_enhancer.h"
 #include "transformer/transformer.h"
 #include "upsampler/latent_upsampler.h"
 #include "vae/decoder.h"
@@ -70,6 +71,12 @@ void check_upsampler(const ModelFiles& files, int64_t vae_channels) {
   }
 }
 
+void audit_enhancer(const ModelFiles& files, const config::Job& job) {
+  const auto& folder = job.text.enhancer.empty() ? files.text_encoder() : job.text.enhancer;
+  const text::PromptEnhancer enhancer(folder,
+                                      std::make_shared<text::Gemma>(folder, at::kFloat, at::kMeta));
+}
+
 }  // namespace
 
 ModelFiles::ModelFiles(const config::Models& models) : text_encoder_(models.text_encoder) {
@@ -116,6 +123,7 @@ void audit_models(const ModelFiles& files, const config::Job& job) {
                                              at::kMeta);
   (void)transformer.lora_set(files.stage_2_loras());
   const text::PromptEncoder text(files.transformer(), files.text_encoder(), at::kFloat, at::kMeta);
+  if (job.text.enhance) audit_enhancer(files, job);
   const auto decoder = vae::VideoDecoder::from_checkpoint(files.video_vae(), at::kFloat, at::kMeta);
   const int64_t vae_channels = decoder.config().latent_channels;
   check_video_fit(files, transformer.config(), vae_channels);

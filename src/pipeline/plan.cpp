@@ -182,6 +182,16 @@ RankDevices first_devices(const config::Job& job) {
   return {own, {}, gpu::total_memory_bytes(own)};
 }
 
+std::string describe_text(const config::Text& text, int64_t world_size) {
+  std::string line;
+  if (text.enhance) line = "the driver writes a better prompt first";
+  if (world_size == 1) return line;
+  return fmt::format(
+      "{}{} over {} ranks", line.empty() ? "" : line + ", then ",
+      text.parallel == config::TextParallel::shard ? "the encoder's layers" : "the prompts",
+      world_size);
+}
+
 std::string describe_parallel(const StagePlan& stage, int64_t world_size) {
   if (stage.method == StageParallel::tiles) return ", TDP: " + stage.tiles->describe();
   if (world_size == 1) return "";
@@ -225,6 +235,7 @@ Plan make_plan(const config::Job& job, const ModelFiles& files, int64_t world_si
   plan.dtype = policy.dtype;
   plan.precision = policy.name();
   plan.weight_bytes = transformer::weight_bytes(files.transformer(), policy);
+  plan.text = describe_text(job.text, world_size);
   const auto decoder = vae::DecoderConfig::from_json(vae::locate_vae(*files.video_vae()).config);
   plan.stage_1 =
       plan_stage("stage_1", job.video, 2, decoder,
@@ -262,6 +273,7 @@ std::vector<std::string> Plan::describe() const {
   std::vector<std::string> lines = {
       fmt::format("weights: the transformer takes {} on each rank as {}",
                   human_bytes(static_cast<double>(weight_bytes)), precision)};
+  if (!text.empty()) lines.push_back("text: " + text);
   for (const StagePlan* stage : {&stage_1, &stage_2}) {
     lines.push_back(
         fmt::format("{}: {} x {}, {} frames, {} video tokens, {} audio tokens, {} steps, {}",

@@ -48,6 +48,7 @@ struct Plan {
   at::ScalarType dtype = at::kFloat;
   std::string precision;     // of the job, resolved
   int64_t weight_bytes = 0;  // of the transformer, in the memory of every rank
+  std::string text;          // how prompts are encoded, in words; "" on one rank alone
   StagePlan stage_1;
   StagePlan stage_2;
   diffusion::AudioLatentSize audio;

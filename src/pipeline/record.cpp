@@ -90,8 +90,8 @@ Json plan_of(const PreparedJob& prepared) {
 
 // In the order of their first run; a job may do without images, sound or a latents file.
 std::vector<std::string> phases_of(config::Pipeline pipeline) {
-  std::vector<std::string> names = {"load_text",        "text",    "encode_images",
-                                    "load_transformer", "stage_1", "upsample"};
+  std::vector<std::string> names = {"load_enhancer", "enhance",          "load_text", "text",
+                                    "encode_images", "load_transformer", "stage_1",   "upsample"};
   if (pipeline == config::Pipeline::ti2vid_two_stages) names.emplace_back("fuse_loras");
   for (const char* name : {"stage_2", "write_latents", "decode_audio", "decode_video"})
     names.emplace_back(name);
@@ -104,7 +104,7 @@ std::string program_version() { return fmt::format("{} ({})", kVersion, kCommit)
 
 void write_metrics(const PreparedJob& prepared, const Phases& phases, const Host& host,
                    const Ranks& ranks) {
-  const auto& [job, ffmpeg, files, plan] = prepared;
+  const auto& [job, ffmpeg, files, plan, text, original_prompt] = prepared;
   if (job.output.metrics.empty()) return;
   const std::vector<Json> reports = gather_reports(prepared, phases, ranks);
   if (!ranks.is_driver()) return;
@@ -115,7 +115,9 @@ void write_metrics(const PreparedJob& prepared, const Phases& phases, const Host
   metrics.set_block("devices", std::move(devices));
   metrics.set_block("plan", plan_of(prepared));
   metrics.set_block("environment", io::capture_environment(host.variable));
-  metrics.set_block("job", {{"yaml", config::to_yaml(job)}, {"seed", *job.seed}});
+  const Json original = original_prompt ? Json(*original_prompt) : Json();
+  metrics.set_block(
+      "job", {{"yaml", config::to_yaml(job)}, {"seed", *job.seed}, {"original_prompt", original}});
   metrics.declare_phases(phases_of(job.pipeline));
   for (const auto& [name, seconds] : phases.seconds()) {
     metrics.add_phase(name, spread_of(reports, Json::json_pointer("/phases/" + name)));

@@ -4,8 +4,10 @@
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <random>
+#include <utility>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -54,7 +56,7 @@ gpu::AttentionBackend attention_of(config::Attention choice) {
 }
 
 void log_header(const PreparedJob& prepared) {
-  const auto& [job, ffmpeg, files, plan] = prepared;
+  const auto& [job, ffmpeg, files, plan, text, original_prompt] = prepared;
   log::info("run", "model {} (version {}), {} on {}, {} threads",
             files->transformer()->path().filename().string(),
             files->model_version().empty() ? "unknown" : files->model_version(),
@@ -75,7 +77,45 @@ io::LatentsFile make_record(const PreparedJob& prepared, const std::string& job_
   record.job_yaml = job_yaml;
   record.checkpoint_digest = prepared.files->digest();
   record.seed = static_cast<int64_t>(*prepared.job.seed);
+  record.original_prompt = prepared.original_prompt;
   return record;
+}
+
+// The job for metadata that has no other place for what text.enhance started from.
+std::string commented_yaml(const config::Job& job, const std::optional<std::string>& original) {
+  const std::string yaml = config::to_yaml(job);
+  if (!original) return yaml;
+  return fmt::format("# original_prompt: {}\n{}", nlohmann::json(*original).dump(), yaml);
+}
+
+// The prompt of the checkpoint, when it was made of the job's; nothing for one of another job.
+std::optional<std::string> prompt_of(const FoundCheckpoint& found, const config::Job& job) {
+  if (found.file.original_prompt != job.prompt) return std::nullopt;
+  return config::load_job_text(found.file.job_yaml, found.path.string(), "/").job.prompt;
+}
+
+// text.enhance: puts the new prompt into `job`, the session's, which then asks for no other one,
+// and gives the prompt as it was; nothing without text.enhance. A run that goes on has the prompt
+// from its checkpoint. Collective.
+std::optional<std::string> settle_prompt(
+    config::Job& job, const Session& session,
+    const std::optional<FoundCheckpoint>& found = std::nullopt) {
+  if (!job.text.enhance) return std::nullopt;
+  const Ranks& ranks = session.ranks;
+  const auto stored =
+      ranks.agreed([&] { return found ? prompt_of(*found, job) : std::optional<std::string>(); });
+  // The driver alone has the checkpoint: the first letter tells what it found.
+  std::string prompt = stored ? "=" + *stored : (found ? "!" : "?");
+  if (ranks.world() != nullptr) prompt = ranks.world()->broadcast(prompt, 0);
+  if (prompt == "!") return std::nullopt;  // of another job: check_same_job() refuses it
+  if (prompt == "?") {
+    prompt = "=" + enhance_prompt(session);
+  } else if (ranks.is_driver()) {
+    log::info("enhance", "prompt \"{}\", of the checkpoint", excerpt(prompt.substr(1), 4000));
+  }
+  job.text.enhance = false;
+  job.text.enhancer.clear();
+  return std::exchange(job.prompt, prompt.substr(1));
 }
 
 // Of images that the job encodes; a decode alone needs no ffmpeg for them.
@@ -129,7 +169,7 @@ void decode_and_write(const Session& session, const ClipLatents& latents,
 
 // The state to go on from, on all ranks; empty at the beginning. Collective.
 RunState first_state(const PreparedJob& prepared, const RunControl& control, const Ranks& ranks) {
-  const auto& [job, ffmpeg, files, plan] = prepared;
+  const auto& [job, ffmpeg, files, plan, text, original_prompt] = prepared;
   const auto& found = control.resume;
   ranks.agreed([&] {
     if (found) check_same_job(*found, job, plan, files->digest());
@@ -216,18 +256,23 @@ PreparedJob prepare_job(const config::LoadedJob& loaded, const Host& host, Outpu
   return prepared;
 }
 
-Phases run_job(const PreparedJob& prepared, const Host& host, const Ranks& ranks,
-               RunControl control) {
-  const auto& [job, ffmpeg, files, plan] = prepared;
+Phases run_job(PreparedJob& prepared, const Host& host, const Ranks& ranks, RunControl control) {
+  const auto& [job, ffmpeg, files, plan, text, original_prompt] = prepared;
   if (ranks.is_driver()) log_header(prepared);
   ranks.attach_gpus(plan.gpus);
   Phases phases(plan.device);
+  Session session{job, *files, plan, phases, ffmpeg, ranks};
+  session.text = text.get();
+  if (const auto original = settle_prompt(prepared.job, session, control.resume)) {
+    prepared.original_prompt = original;
+  } else if (control.resume && control.resume->file.original_prompt) {
+    prepared.original_prompt = control.resume->file.original_prompt;  // of a stored job
+  }
   RunState state = first_state(prepared, control, ranks);
   StopWatch stop(job.limits, control.stop);
   const auto safe_points = make_safe_points(prepared, state, control, stop, ranks);
-  const Session session{job, *files, plan, phases, ffmpeg, ranks, {}, safe_points.get()};
-  const std::string job_yaml = config::to_yaml(job);
-  const io::LatentsFile record = make_record(prepared, job_yaml);
+  session.safe_points = safe_points.get();
+  const io::LatentsFile record = make_record(prepared, config::to_yaml(job));
   const bool wants_latents = ranks.is_driver() && !job.output.latents.empty();
 
   const ClipLatents latents = run_pipeline(session, *job.seed, state);
@@ -237,7 +282,7 @@ Phases run_job(const PreparedJob& prepared, const Host& host, const Ranks& ranks
   if (wants_latents && !has_checkpoint) write_record(session, record, state, job.output.overwrite);
   if (has_checkpoint || wants_latents)
     phases.note_latents(has_checkpoint ? job.checkpoint.path : job.output.latents);
-  decode_and_write(session, latents, job_yaml, state);
+  decode_and_write(session, latents, commented_yaml(job, original_prompt), state);
   // Again, with what was decoded.
   if (wants_latents) write_record(session, record, state, job.output.overwrite || !has_checkpoint);
   write_metrics(prepared, phases, host, ranks);
@@ -246,7 +291,7 @@ Phases run_job(const PreparedJob& prepared, const Host& host, const Ranks& ranks
 
 Phases decode_job(const PreparedJob& prepared, const io::LatentsFile& file, const Host& host,
                   const Ranks& ranks) {
-  const auto& [job, ffmpeg, files, plan] = prepared;
+  const auto& [job, ffmpeg, files, plan, text, original_prompt] = prepared;
   Phases phases(plan.device);
   ranks.attach_gpus(plan.gpus);
   const Session session{job, *files, plan, phases, ffmpeg, ranks};
@@ -261,23 +306,26 @@ Phases decode_job(const PreparedJob& prepared, const io::LatentsFile& file, cons
   });
   for (const auto& line : plan.describe()) log::debug("plan", "{}", line);
   RunState state;
-  decode_and_write(session, latents, config::to_yaml(job), state);
+  decode_and_write(session, latents, commented_yaml(job, file.original_prompt), state);
   write_metrics(prepared, phases, host, ranks);
   return phases;
 }
 
 ClipLatents run_latents(const PreparedJob& prepared, const Ranks& ranks) {
-  const auto& [job, ffmpeg, files, plan] = prepared;
-  ranks.attach_gpus(plan.gpus);
-  Phases phases(plan.device);
+  ranks.attach_gpus(prepared.plan.gpus);
+  Phases phases(prepared.plan.device);
+  config::Job job = prepared.job;
+  const Session session{job, *prepared.files, prepared.plan, phases, prepared.ffmpeg, ranks};
+  settle_prompt(job, session);
   RunState state;
-  return run_pipeline({job, *files, plan, phases, ffmpeg, ranks}, *job.seed, state);
+  return run_pipeline(session, *job.seed, state);
 }
 
 Phases run_without_outputs(const PreparedJob& prepared) {
-  const auto& [job, ffmpeg, files, plan] = prepared;
-  Phases phases(plan.device);
-  const Session session{job, *files, plan, phases, ffmpeg};
+  Phases phases(prepared.plan.device);
+  config::Job job = prepared.job;
+  const Session session{job, *prepared.files, prepared.plan, phases, prepared.ffmpeg};
+  settle_prompt(job, session);
   RunState state;
   const ClipLatents latents = run_pipeline(session, *job.seed, state);
   NullSink sink;

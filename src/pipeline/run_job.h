@@ -33,6 +33,11 @@ struct PreparedJob {
   std::filesystem::path ffmpeg;
   std::unique_ptr<ModelFiles> files;
   Plan plan;
+  // Encoded prompts, kept by those that run many jobs.
+  std::shared_ptr<TextResidents> text = std::make_shared<TextResidents>();
+  // Of a job with text.enhance, after run_job(): `job` has the new prompt and text.enhance: false,
+  // so what is stored of it makes the same clip again.
+  std::optional<std::string> original_prompt;
 };
 
 enum class Outputs { checked, ignored };
@@ -57,7 +62,7 @@ struct RunControl {
 // are ErrorKind::stopped and a checkpoint that is of another job (ErrorKind::input) or cannot be
 // written (ErrorKind::output); one inside a stage leaves the other ranks waiting and is for
 // comm::run_on_ranks() to end.
-Phases run_job(const PreparedJob& prepared, const Host& host, const Ranks& ranks = {},
+Phases run_job(PreparedJob& prepared, const Host& host, const Ranks& ranks = {},
                RunControl control = {});
 
 // Decodes the latents of `file` (written by run_job) and writes the clip of `prepared`. Errors

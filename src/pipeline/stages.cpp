@@ -23,17 +23,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-void report_truncation(const config::Job& job, const std::string& key,
-                       const text::PromptEmbedding& prompt) {
-  if (prompt.num_dropped == 0) return;
-  const std::string what =
-      fmt::format("{} is too long: {} tokens are used, {} are dropped, from the word \"{}\" on",
-                  key, prompt.num_tokens, prompt.num_dropped, excerpt(prompt.first_dropped_word));
-  if (job.text.strict_length)
-    fail(ErrorKind::config, what + "; shorten it, or set text.strict_length: false");
-  log::warn("text", "{}", what);
-}
-
 void report_loras(const std::vector<loader::LoraWithStrength>& loras,
                   const std::vector<loader::LoraCounts>& counts, std::string_view where) {
   for (size_t i = 0; i < loras.size(); ++i) {
@@ -81,30 +70,6 @@ diffusion::DenoiseState first_state(const diffusion::DenoiseStage& stage,
 diffusion::NoiseGenerator make_noise(const Session& session, uint64_t seed) {
   const bool on_device = session.job.noise_device == config::NoiseDevice::cuda;
   return diffusion::NoiseGenerator(seed, on_device ? session.plan.device : at::Device(at::kCPU));
-}
-
-std::vector<text::TextContext> encode_prompts(const Session& session,
-                                              const std::vector<NamedPrompt>& prompts) {
-  text::PromptEncoder encoder = session.ranks.agreed([&] {
-    return session.phases.run("load_text", [&] {
-      text::PromptEncoder made(session.files.transformer(), session.files.text_encoder(),
-                               session.plan.dtype, session.plan.device);
-      made.load(session.ranks.load_arena());
-      session.phases.add_bytes_read(made.gemma().bytes_read());
-      return made;
-    });
-  });
-  session.safe_point();
-  return session.phases.run("text", [&] {
-    std::vector<text::TextContext> contexts;
-    for (const auto& [key, text] : prompts) {
-      const text::PromptEmbedding embedding = encoder.encode(text);
-      report_truncation(session.job, key, embedding);
-      session.phases.add_prompt(embedding.num_dropped > 0);
-      contexts.push_back({embedding.video_context, embedding.audio_context});
-    }
-    return contexts;
-  });
 }
 
 std::vector<StageItems> encode_images(const Session& session,

@@ -19,6 +19,7 @@
 #include "pipeline/ranks.h"
 #include "pipeline/run_state.h"
 #include "pipeline/safe_points.h"
+#include "pipeline/text_residents.h"
 #include "text/prompt_encoder.h"
 #include "transformer/transformer.h"
 #include "upsampler/latent_upsampler.h"
@@ -37,6 +38,7 @@ struct Session {
   // Called after each denoise step of every stage with the state to go on from; may be empty.
   std::function<void(const diffusion::DenoiseState&)> after_step = {};
   SafePoints* safe_points = nullptr;  // null: the run cannot stop early
+  TextResidents* text = nullptr;      // null: nothing is kept
 
   // A place outside of denoise stages where the run may stop. Collective.
   void safe_point() const {
@@ -57,10 +59,16 @@ struct NamedPrompt {
   std::string key;  // of the job, for messages: "negative_prompt"
   std::string text;
 };
-// Loads Gemma and the connectors, encodes all prompts, frees them. Warns of a prompt that was cut.
-// Errors (ErrorKind::config): text.strict_length and a prompt that was cut.
+// On every rank. Loads this rank's part of Gemma and the connectors, encodes the prompts, frees
+// them; nothing is loaded for prompts that session.text has. Warns of a prompt that was cut.
+// Collective; errors before the work are agreed. Errors (ErrorKind::config): text.strict_length and
+// a prompt that was cut.
 std::vector<text::TextContext> encode_prompts(const Session& session,
                                               const std::vector<NamedPrompt>& prompts);
+
+// The prompt that the text model makes of the job's (text.enhance), on every rank; the job's own
+// when nothing usable came, with a warning. The driver generates. Collective; errors are agreed.
+std::string enhance_prompt(const Session& session);
 
 // The job's images as conditioning of each stage, encoded at the stage's size; empty without
 // images.

@@ -16,7 +16,7 @@
 namespace flotilla::pipeline {
 namespace {
 
-std::filesystem::path canonical(const std::filesystem::path& path) {
+std::filesystem::path real_folder(const std::filesystem::path& path) {
   std::error_code code;
   auto result = std::filesystem::weakly_canonical(path, code);
   return code ? path : result;
@@ -53,7 +53,7 @@ std::vector<Entry> find_prompts(const Session& session, text::PromptCache& cache
   std::vector<Entry> entries;
   for (const auto& [key, text] : prompts) {
     Entry entry{.key = key,
-                .cache_key = {canonical(session.files.text_encoder()).string(),
+                .cache_key = {real_folder(session.files.text_encoder()).string(),
                               session.files.transformer()->digest(), text, session.plan.dtype}};
     const text::PromptEmbedding* found = cache.find(entry.cache_key);
     // Encoding is collective, so all ranks must see the same prompts missing.
@@ -127,8 +127,9 @@ void report_enhancement(const text::EnhancedPrompt& result) {
     case text::EnhanceEnd::done:
       break;
     case text::EnhanceEnd::cut:
-      log::warn("enhance", "the text model was stopped after {} tokens; its text is used {}",
-                result.num_tokens, "up to the last whole sentence");
+      log::warn("enhance",
+                "the text model was stopped after {} tokens; its last whole sentence is the end",
+                result.num_tokens);
       break;
     case text::EnhanceEnd::empty:
       log::warn("enhance", "the text model gave no text; the prompt stays as it is");
@@ -183,7 +184,7 @@ std::string enhance_prompt(const Session& session) {
           .enhance(job.prompt, !job.images.empty(), *job.seed);
     });
     report_enhancement(result);
-    const bool is_encoder = canonical(folder) == canonical(files.text_encoder());
+    const bool is_encoder = real_folder(folder) == real_folder(files.text_encoder());
     if (session.text != nullptr && is_encoder) session.text->gemma = gemma;
     return result.text;
   });

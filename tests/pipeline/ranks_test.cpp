@@ -139,6 +139,41 @@ TEST(RanksTest, StageAlikeOnAllRanksNeedsNoExchange) {
   expect_equal(render(job, all_ranks()), render(job, {}));
 }
 
+// How prompts are spread changes no byte of the contexts; of the rest the exact mode takes care.
+TEST(RanksTest, TextOverTheRanksEqualsOneRank) {
+  config::Job job = guided();
+  job.reproducible = config::Reproducible::world;
+  const auto alone = render(job, {});
+  for (const auto split : {config::TextParallel::shard, config::TextParallel::replicate}) {
+    job.text.parallel = split;
+    const auto together = render(job, all_ranks());
+    expect_alike_on_all_ranks(together);
+    expect_equal(together, alone);
+  }
+}
+
+TEST(RanksTest, EnhancedPromptIsTheOneOfOneRankOnAllRanks) {
+  config::Job job = small(test::tiny_job());
+  job.text.enhance = true;
+  const auto enhance = [&](const pipeline::Ranks& ranks) {
+    const pipeline::ModelFiles files(job.models);
+    const pipeline::Plan plan = pipeline::make_plan(job, files, ranks.world_size());
+    pipeline::Phases phases(plan.device);
+    return pipeline::enhance_prompt({job, files, plan, phases, {}, ranks});
+  };
+  const std::string own = enhance(all_ranks());
+  EXPECT_EQ(own, enhance({}));
+  for (const auto& theirs : test::ranks().world().all_gather(own)) EXPECT_EQ(theirs, own);
+}
+
+TEST(RanksTest, PromptThatMayNotBeCutIsRefusedOnAllRanks) {
+  config::Job job = small(test::tiny_job());
+  job.prompt.clear();
+  for (int i = 0; i < 2000; ++i) job.prompt += "word ";
+  job.text.strict_length = true;
+  EXPECT_THROW(render(job, all_ranks()), comm::AgreedError);
+}
+
 TEST(RanksTest, HeadsThatDoNotDivideAreRefusedWithTheCountsThatDo) {
   const config::Job job = small(test::tiny_job());  // 8 heads
   const pipeline::ModelFiles files(job.models);

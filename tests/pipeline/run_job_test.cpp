@@ -265,7 +265,7 @@ TEST_F(RunJobTest, MissingFfmpegIsAMachineErrorBeforeAnyWeight) {
   const pipeline::Host bare{"/nonexistent", [](const char*) -> const char* { return nullptr; }};
   const auto kind_of = [&](const std::string& more) {
     try {
-      const auto prepared = pipeline::prepare_job(load(yaml(more)), bare);
+      auto prepared = pipeline::prepare_job(load(yaml(more)), bare);
       try {
         pipeline::run_job(prepared, bare);
       } catch (const Error& error) {
