@@ -1,5 +1,6 @@
 // flotilla bench: finds the benchmark by its name.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <string>
 #include <vector>
@@ -14,6 +15,9 @@ namespace {
 
 constexpr Command kBenchmarks[] = {
     {"pipeline", "seconds per phase of a job", &bench_pipeline},
+    {"step", "one denoise forward of a model of real size", &bench_step},
+    {"load", "the weights of a job from its files", &bench_load},
+    {"lora", "the LoRAs of a job in and out again", &bench_lora},
     {"comm", "the exchange between ranks and the collectives", &bench_comm},
 };
 
@@ -40,7 +44,7 @@ int bench(const Arguments& arguments) {
   }
   const std::string near = nearest_word(name, names);
   fail(ErrorKind::usage,
-       fmt::format("bench knows \"pipeline\" and \"comm\", not \"{}\"{}; the name comes first",
+       fmt::format("bench knows {}, not \"{}\"{}; the name comes first", fmt::join(names, ", "),
                    excerpt(name), near.empty() ? "" : fmt::format(" (did you mean {}?)", near)));
 }
 

@@ -111,6 +111,8 @@ class CudaHeadExchange final : public HeadExchange {
   // Counts a call that sends `bytes` to others; gives its slot's offset.
   int64_t begin_call(int64_t received_bytes, int64_t bytes_out);
   kernels::ExchangePeers peers_of_call(int64_t slot, int64_t bytes_out) const;
+  // A call that carries nothing.
+  void meet();
   void check_fault() const;
   void check_input(const at::Tensor& tensor, int64_t rows) const;
 
@@ -153,8 +155,9 @@ CudaHeadExchange::CudaHeadExchange(Communicator* communicator, int world_size, a
 }
 
 void CudaHeadExchange::set_token_count(int64_t tokens, int64_t batch) {
-  // Slots take turns from call to call and from pass to pass, in replays of a graph as well.
-  FLOTILLA_ASSERT(calls_ % 2 == 0);
+  // Slots take turns from call to call, in replays of a captured pass as well, which the host does
+  // not count: every pass begins with the first slot.
+  if (calls_ % 2 != 0) meet();
   const auto set = [&] {
     check_fault();
     check_token_count(tokens, options_.max_tokens);
@@ -252,6 +255,13 @@ int64_t bytes_of(const BlockCopy& copy) { return copy.batches * copy.rows * copy
 void launch(kernels::AllToAllArgs& args) {
   gpu::check_cuda(kernels::launch_all_to_all(args, c10::cuda::getCurrentCUDAStream()),
                   "the exchange kernel");
+}
+
+void CudaHeadExchange::meet() {
+  const c10::cuda::CUDAGuard guard(device_);
+  kernels::AllToAllArgs args;
+  args.peers = peers_of_call(begin_call(0, 0), 0);
+  launch(args);
 }
 
 std::vector<at::Tensor> CudaHeadExchange::exchange(std::span<const at::Tensor> tokens) {

@@ -35,7 +35,7 @@ at::Tensor attend_in_blocks(const at::Tensor& q, const at::Tensor& k, const at::
 at::Tensor norm_rope(const at::Tensor& x, const at::Tensor& weight, const AttentionCall& call,
                      const RopeTable& rope) {
 #ifdef FLOTILLA_CUDA
-  if (x.is_cuda() && (!rope.defined() || rope.type == RopeType::split)) {
+  if (cuda::has_kernels_for(x) && (!rope.defined() || rope.type == RopeType::split)) {
     const at::Tensor tokens = cuda::norm_rope(x, weight, call.norm_eps, call.heads, rope);
     if (tokens.defined()) return tokens.unflatten(-1, {call.heads, -1}).transpose(1, 2);
   }
@@ -48,7 +48,7 @@ at::Tensor norm_rope(const at::Tensor& x, const at::Tensor& weight, const Attent
 at::Tensor gate_heads(const at::Tensor& heads_out, const at::Tensor& gate_logits, int64_t heads) {
   if (!gate_logits.defined()) return heads_out;
 #ifdef FLOTILLA_CUDA
-  if (heads_out.is_cuda()) return cuda::gate_heads(heads_out, gate_logits);
+  if (cuda::has_kernels_for(heads_out)) return cuda::gate_heads(heads_out, gate_logits);
 #endif
   const at::Tensor gates = 2.0 * by_rows(gate_logits, at::sigmoid);  // [B, T, H]
   return (heads_out.unflatten(-1, {heads, -1}) * gates.unsqueeze(-1)).flatten(-2);

@@ -41,6 +41,10 @@ void launched(cudaError_t code) { C10_CUDA_CHECK(code); }
 
 }  // namespace
 
+bool has_kernels_for(const at::Tensor& x) {
+  return x.is_cuda() && (x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16);
+}
+
 Residual residual_norm_modulate(const at::Tensor& x, const at::Tensor& update,
                                 const TokenGate& gate, double eps,
                                 std::span<const TokenModulation> modulations) {

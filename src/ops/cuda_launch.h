@@ -11,6 +11,9 @@
 
 namespace flotilla::ops::cuda {
 
+// Of a GPU, in float32 or bfloat16.
+bool has_kernels_for(const at::Tensor& x);
+
 // `update` undefined: x itself is normalised.
 Residual residual_norm_modulate(const at::Tensor& x, const at::Tensor& update,
                                 const TokenGate& gate, double eps,

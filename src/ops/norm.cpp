@@ -24,7 +24,7 @@ at::Tensor rms_norm_modulate_aten(const at::Tensor& x, double eps,
 
 at::Tensor rms_norm_modulate(const at::Tensor& x, double eps, const TokenModulation& modulation) {
 #ifdef FLOTILLA_CUDA
-  if (x.is_cuda())
+  if (cuda::has_kernels_for(x))
     return cuda::residual_norm_modulate(x, {}, {}, eps, {&modulation, 1}).modulated.front();
 #endif
   return rms_norm_modulate_aten(x, eps, modulation);
@@ -45,7 +45,7 @@ Residual residual_norm_modulate(const at::Tensor& x, const at::Tensor& update,
                                 const TokenGate& gate, double eps,
                                 std::span<const TokenModulation> modulations) {
 #ifdef FLOTILLA_CUDA
-  if (x.is_cuda()) return cuda::residual_norm_modulate(x, update, gate, eps, modulations);
+  if (cuda::has_kernels_for(x)) return cuda::residual_norm_modulate(x, update, gate, eps, modulations);
 #endif
   return residual_norm_modulate_aten(x, update, gate, eps, modulations);
 }

@@ -210,32 +210,43 @@ void run_block(const BlockWeights& weights, const BlockArgs& args, const StreamI
     video_stream->expect_reader();
     audio_stream->expect_reader();
   }
+  // Both directions of cross-modal attention read the tokens as they are before either. The handles
+  // also keep what the side reads until it is joined.
+  const at::Tensor audio_at_start = x_audio;
+  const gpu::SideStream& side = args.beside_video;
+  side.run([&] {
+    if (run_audio)
+      audio_stream->attend_self_and_text(x_audio, &SamplePerturbation::audio_self, nullptr);
+  });
   if (run_video) {
     video_stream->attend_self_and_text(x_video, &SamplePerturbation::video_self,
                                        &VideoTokenAttention::self_attention);
   }
-  if (run_audio)
-    audio_stream->attend_self_and_text(x_audio, &SamplePerturbation::audio_self, nullptr);
-  if (video_stream && audio_stream) {
-    // Both directions read the tokens as they were before either: the order must not matter.
-    at::Tensor to_video;
-    at::Tensor to_audio;
-    if (run_video) {
-      to_video = cross_modal(
-          {weights.audio_to_video, kAudioToVideoRows, &SamplePerturbation::audio_to_video, nullptr},
-          args, *video_stream, *audio_stream, x_video, x_audio);
-    }
-    if (run_audio) {
-      to_audio =
+  side.join();
+  const at::Tensor video_before = x_video;
+  const at::Tensor audio_before = x_audio;
+  const bool cross = video_stream && audio_stream;
+  side.run([&] {
+    if (!run_audio) return;
+    if (cross) {
+      const at::Tensor update =
           cross_modal({weights.video_to_audio, kVideoToAudioRows,
                        &SamplePerturbation::video_to_audio, &VideoTokenAttention::video_to_audio},
-                      args, *audio_stream, *video_stream, x_audio, x_video);
+                      args, *audio_stream, *video_stream, audio_before, video_before);
+      if (update.defined()) audio_stream->add_cross(x_audio, update);
     }
-    if (to_video.defined()) video_stream->add_cross(x_video, to_video);
-    if (to_audio.defined()) audio_stream->add_cross(x_audio, to_audio);
+    x_audio = audio_stream->feed_forward(x_audio);
+  });
+  if (run_video) {
+    if (cross) {
+      const at::Tensor update = cross_modal(
+          {weights.audio_to_video, kAudioToVideoRows, &SamplePerturbation::audio_to_video, nullptr},
+          args, *video_stream, *audio_stream, video_before, audio_before);
+      if (update.defined()) video_stream->add_cross(x_video, update);
+    }
+    x_video = video_stream->feed_forward(x_video);
   }
-  if (run_video) x_video = video_stream->feed_forward(x_video);
-  if (run_audio) x_audio = audio_stream->feed_forward(x_audio);
+  side.join();
 }
 
 }  // namespace flotilla::transformer

@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "gpu/side_stream.h"
 #include "ops/attention.h"
 #include "transformer/config.h"
 #include "transformer/perturbation.h"
@@ -59,6 +60,7 @@ struct BlockArgs {
   const VideoTokenAttention& attention;
   const Perturbations& perturbations;
   int64_t block_idx = 0;
+  const gpu::SideStream& beside_video;  // where the audio stream runs
 };
 
 // x_video [B, Tv, video dim] and x_audio [B, Ta, audio dim] are replaced by the block's output.
