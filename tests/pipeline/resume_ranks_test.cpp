@@ -54,6 +54,7 @@ class ResumeRanksTest : public ::testing::Test {
     End end;
     try {
       pipeline::run_job(prepared, test::host(), ranks, control);
+      wait(ranks);  // for the driver's files
       const auto file = io::read_latents(job.output.latents);
       end.latents = {file.tensors.at(io::latents::kStage2Video),
                      file.tensors.at(io::latents::kStage2Audio)};
@@ -64,8 +65,11 @@ class ResumeRanksTest : public ::testing::Test {
       EXPECT_EQ(error.kind(), ErrorKind::stopped) << error.what();
       end.stopped = error.what();
     }
-    if (ranks.context != nullptr) ranks.context->world().barrier("end of a run", 60);
+    wait(ranks);
     return end;
+  }
+  static void wait(const pipeline::Ranks& ranks) {
+    if (ranks.context != nullptr) ranks.context->world().barrier("the others' run", 60);
   }
   // The driver alone; the others wait.
   End run_alone(const config::Job& job, int stop_at) const {

@@ -264,8 +264,8 @@ TEST_F(ResumeTest, FilesThatAreNoCheckpointsAreRefused) {
     EXPECT_EQ(error.kind(), ErrorKind::input) << error.what();
     return std::string(error.what());
   };
-  EXPECT_THAT(with([](auto& file) { file.tensors.erase(names::kAudioContext); }),
-              HasSubstr("lacks \"text/audio_context\""));
+  EXPECT_THAT(with([](auto& file) { file.tensors.erase(names::kVideoContext); }),
+              HasSubstr("lacks \"text/video_context\""));
   EXPECT_THAT(with([](auto& file) { file.resume_texts["stage"] = "stage_2"; }),
               HasSubstr("its results reach up to stage_1"));
   EXPECT_THAT(with([](auto& file) { file.resume_integers["step"] = 99; }),
