@@ -47,6 +47,15 @@ std::optional<std::chrono::steady_clock::time_point> allocation_end() {
   return std::chrono::steady_clock::now() + std::chrono::seconds(left_s);
 }
 
+std::optional<pipeline::Fault> test_fault() {
+  const char* text = std::getenv("FLOTILLA_TEST_FAULT");
+  if (text == nullptr) return std::nullopt;
+  auto fault = pipeline::parse_fault(text);
+  if (fault.rank < launched_ranks().world_size) return fault;
+  fail(ErrorKind::usage, fmt::format("FLOTILLA_TEST_FAULT is for rank {} of {} ranks", fault.rank,
+                                     launched_ranks().world_size));
+}
+
 pipeline::Host host() {
   const char* path = std::getenv("PATH");
   return {path == nullptr ? "" : path, [](const char* name) { return std::getenv(name); }};

@@ -23,6 +23,10 @@ void require_one_rank();
 // From SLURM_JOB_END_TIME; nothing without it.
 std::optional<std::chrono::steady_clock::time_point> allocation_end();
 
+// FLOTILLA_TEST_FAULT, for tests (CONTRIBUTING.md): what one rank of the job is to do wrong.
+// Errors: ErrorKind::usage.
+std::optional<pipeline::Fault> test_fault();
+
 // PATH and getenv, for the rooms that must not read the environment themselves.
 pipeline::Host host();
 

@@ -53,6 +53,9 @@ config::LoadedJob load(const po::variables_map& values) {
 
 int run_loaded(config::LoadedJob loaded, const pipeline::Ranks& ranks,
                const pipeline::StopSources& stop) {
+  pipeline::Host surroundings = host();
+  surroundings.fault = test_fault();
+  if (ranks.context != nullptr) ranks.context->note_phase("prepare");
   pipeline::RunControl control{stop, {}};
   control.resume = ranks.agreed(
       [&] { return ranks.is_driver() ? pipeline::find_checkpoint(loaded.job) : std::nullopt; });
@@ -63,7 +66,7 @@ int run_loaded(config::LoadedJob loaded, const pipeline::Ranks& ranks,
   const auto outputs = ranks.is_driver() ? pipeline::Outputs::checked : pipeline::Outputs::ignored;
   pipeline::PreparedJob prepared =
       ranks.agreed([&] { return pipeline::prepare_job(loaded, host(), outputs, ranks); });
-  const pipeline::Phases phases = pipeline::run_job(prepared, host(), ranks, control);
+  const pipeline::Phases phases = pipeline::run_job(prepared, surroundings, ranks, control);
   if (!ranks.is_driver()) return 0;
   fmt::print("prompt         {}\nseed           {}\n", prepared.job.prompt, *prepared.job.seed);
   for (const auto& line : pipeline::describe_outputs(prepared.job, prepared.plan))
@@ -83,6 +86,7 @@ int run(const Arguments& arguments) {
   add("print-config", "print the job in force as YAML and stop");
   const auto values = parse(kUsage, std::move(options), arguments);
   if (!values) return 0;
+  test_fault();  // refused here, before the ranks are open
   auto loaded = load(*values);
   if (values->count("print-config") != 0) {
     fmt::print("{}", config::to_yaml(loaded.job));

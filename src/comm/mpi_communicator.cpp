@@ -90,6 +90,7 @@ void MpiCommunicator::meet(std::string_view what, double at_most_s) {
 void MpiCommunicator::wait(MPI_Request request, const WaitLimit& limit,
                            const std::vector<int>& missing, uint64_t epoch,
                            const std::vector<at::Tensor>& buffers) {
+  board_.job()->note_progress();
   const auto ready = [&] {
     int done = 0;
     check_mpi(MPI_Test(&request, &done, MPI_STATUS_IGNORE), limit.what);

@@ -27,8 +27,9 @@ struct DenoiseStage {
 };
 
 enum class SafePoint { go_on, stop };
-// Called after each step with the state, the number of steps done and of all steps.
-using StepCallback = std::function<SafePoint(const DenoiseState&, int64_t step, int64_t steps)>;
+// Called after each step with the state, the number of steps done and of all steps. What it leaves
+// in the state's tokens is what the next step starts from.
+using StepCallback = std::function<SafePoint(DenoiseState&, int64_t step, int64_t steps)>;
 
 enum class LoopEnd { finished, stopped };
 

@@ -77,7 +77,10 @@ void decode_tiles(const Session& session, const at::Tensor& video_latent, io::Fr
         sink->push(io::make_frame_batch(bytes, next_frame));
         next_frame += frames.size(0);
       },
-      [&](int64_t done, int64_t) { progress.update(done); });
+      [&](int64_t done, int64_t all) {
+        progress.update(done);
+        if (done < all) session.phases.at_step(done + 1, all, "tile");
+      });
   colours.warn();
 }
 

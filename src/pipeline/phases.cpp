@@ -40,6 +40,18 @@ std::string_view memory_advice(std::string_view phase) {
 
 }  // namespace
 
+void Phases::enter(const std::string& name) {
+  current_ = name;
+  if (ranks_.context != nullptr) ranks_.context->note_phase(name);
+  fault_.reached(name, 0);
+}
+
+void Phases::at_step(int64_t step, int64_t steps, std::string_view unit) {
+  if (ranks_.context != nullptr)
+    ranks_.context->note_phase(fmt::format("{}, {} {} of {}", current_, unit, step, steps));
+  fault_.reached(current_, step);
+}
+
 void Phases::rethrow_memory_error(const std::string& phase) const {
   const auto complaint = memory_complaint();
   if (!complaint) return;

@@ -1,5 +1,5 @@
-// How long the phases of a job and the steps of its stages take; what logs, metrics and benchmarks
-// read.
+// The phases of a job and the steps of its stages: how long they take, which logs, metrics and
+// benchmarks read, and where this rank is, which the other ranks say should it die or hang.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,14 +9,21 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
+
+#include "pipeline/fault.h"
+#include "pipeline/ranks.h"
 
 namespace flotilla::pipeline {
 
 class Phases {
  public:
-  explicit Phases(at::Device device) : device_(device) {}
+  // `ranks` are told where this one is; `fault` is of tests.
+  explicit Phases(at::Device device, const Ranks& ranks = {},
+                  const std::optional<Fault>& fault = std::nullopt)
+      : device_(device), ranks_(ranks), fault_(fault, ranks.rank()) {}
 
   // Runs `work`, waits for the device and adds the time to `name`; errors get the name as context.
   // Torch's and the standard library's ways to run out of memory become ErrorKind::memory, with
@@ -24,6 +31,11 @@ class Phases {
   template <typename Work>
   auto run(const std::string& name, Work&& work);
   void add(const std::string& name, double seconds);
+  // This rank works on `name` now; run() says so too.
+  void enter(const std::string& name);
+  // In the phase that was entered: before `step`, from 1, of `steps`. `unit`: "step", "tile".
+  void at_step(int64_t step, int64_t steps, std::string_view unit = "step");
+  FaultHook& fault() { return fault_; }
   // The latents are in this file now: said when memory runs out later.
   void note_latents(std::filesystem::path file) { latents_ = std::move(file); }
   void add_step(const std::string& stage, double seconds) { steps_[stage].push_back(seconds); }
@@ -66,6 +78,9 @@ class Phases {
   void rethrow_memory_error(const std::string& phase) const;
 
   at::Device device_;
+  Ranks ranks_;
+  FaultHook fault_;
+  std::string current_;
   std::filesystem::path latents_;
   std::vector<std::pair<std::string, double>> seconds_;
   std::map<std::string, std::vector<double>> steps_;
@@ -84,6 +99,7 @@ auto flotilla::pipeline::Phases::run(const std::string& name, Work&& work) {
   const Scope scope(*this, name);
   return with_context(name, [&] {
     try {
+      enter(name);
       return std::forward<Work>(work)();
     } catch (...) {
       rethrow_memory_error(name);

@@ -260,7 +260,7 @@ Phases run_job(PreparedJob& prepared, const Host& host, const Ranks& ranks, RunC
   const auto& [job, ffmpeg, files, plan, text, original_prompt] = prepared;
   if (ranks.is_driver()) log_header(prepared);
   ranks.attach_gpus(plan.gpus);
-  Phases phases(plan.device);
+  Phases phases(plan.device, ranks, host.fault);
   Session session{job, *files, plan, phases, ffmpeg, ranks};
   session.text = text.get();
   if (const auto original = settle_prompt(prepared.job, session, control.resume)) {
@@ -285,7 +285,9 @@ Phases run_job(PreparedJob& prepared, const Host& host, const Ranks& ranks, RunC
   decode_and_write(session, latents, commented_yaml(job, original_prompt), state);
   // Again, with what was decoded.
   if (wants_latents) write_record(session, record, state, job.output.overwrite || !has_checkpoint);
+  phases.enter("finish");
   write_metrics(prepared, phases, host, ranks);
+  phases.fault().require_done();
   return phases;
 }
 

@@ -12,6 +12,7 @@
 
 #include "config/load.h"
 #include "io/latents_file.h"
+#include "pipeline/fault.h"
 #include "pipeline/model_files.h"
 #include "pipeline/phases.h"
 #include "pipeline/plan.h"
@@ -26,6 +27,7 @@ namespace flotilla::pipeline {
 struct Host {
   std::string search_path;                           // of programs: PATH
   std::function<const char*(const char*)> variable;  // getenv
+  std::optional<Fault> fault = {};                   // of tests; see fault.h
 };
 
 struct PreparedJob {

@@ -14,6 +14,7 @@
 #include "diffusion/sampler.h"
 #include "io/image_resize.h"
 #include "ops/linear.h"
+#include "parallel/replicated.h"
 #include "pipeline/precision.h"
 #include "pipeline/stage_runner.h"
 #include "vae/encoder.h"
@@ -140,16 +141,19 @@ StageLatents denoise(const Session& session, const DenoiseRequest& request, RunS
     const GuidancePlan& guidance = request.stage.guidance;
     StageRunner runner(session.job, session.plan, request.stage, session.ranks, request.model,
                        request.contexts, start);
-    diffusion::GuidedDenoiser denoiser(runner.passes(), diffusion::GuiderSchedule(guidance.video),
+    FaultyPasses passes(runner.passes(), session.phases.fault());
+    diffusion::GuidedDenoiser denoiser(passes, diffusion::GuiderSchedule(guidance.video),
                                        diffusion::GuiderSchedule(guidance.audio));
     diffusion::EulerSampler sampler;
     const diffusion::DenoiseStage stage{request.stage.name, request.stage.sigmas, std::move(start),
                                         denoiser, sampler};
     diffusion::DenoiseState state = first_state(stage, request, run);
     Progress progress(request.stage.name, stage.num_steps(), session.ranks.is_driver());
+    session.phases.at_step(state.step + 1, stage.num_steps());
     auto step_start = Clock::now();
-    const auto after_step = [&](const diffusion::DenoiseState& now_at, int64_t step,
-                                int64_t steps) {
+    const auto after_step = [&](diffusion::DenoiseState& now_at, int64_t step, int64_t steps) {
+      if (session.plan.device.is_cuda() && session.ranks.world_size() > 1)
+        parallel::take_drivers_audio(now_at, session.ranks.context->transformer());
       const auto now = Clock::now();
       session.phases.add_step(request.stage.name,
                               std::chrono::duration<double>(now - step_start).count());
@@ -158,6 +162,8 @@ StageLatents denoise(const Session& session, const DenoiseRequest& request, RunS
       run.loop = now_at;
       const auto answer = session.safe_points != nullptr ? session.safe_points->after_step(steps)
                                                          : diffusion::SafePoint::go_on;
+      if (step < steps && answer == diffusion::SafePoint::go_on)
+        session.phases.at_step(step + 1, steps);
       step_start = Clock::now();
       return answer;
     };

@@ -22,6 +22,7 @@ void go_wrong(const std::string& fault) {
   if (fault == "crash") std::raise(SIGSEGV);
   if (fault == "exit") std::_Exit(0);
   if (fault == "stop") std::raise(SIGSTOP);
+  while (fault == "hang") std::this_thread::sleep_for(std::chrono::hours(1));
   fail(ErrorKind::non_finite, "numbers ran away");  // "throw"
 }
 

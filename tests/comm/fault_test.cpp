@@ -79,7 +79,7 @@ TEST_F(FaultTest, ARankThatDiesIsNamedWithItsPhase) {
 
 TEST_F(FaultTest, ARankThatHangsIsNamedAtTheDeadline) {
   for (const std::string phase : {"exchange", "collective"}) {
-    const Outcome outcome = run_ranks(4, "stop", phase);
+    const Outcome outcome = run_ranks(4, "hang", phase);
     SCOPED_TRACE(phase + ", " + std::to_string(outcome.seconds) + " s\n" + outcome.output);
     EXPECT_EQ(outcome.code, 6);
     EXPECT_LT(outcome.seconds, 20);
