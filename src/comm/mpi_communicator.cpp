@@ -18,8 +18,8 @@ namespace {
 constexpr int64_t kMaxPieceBytes = int64_t{1} << 30;
 // A reduction needs two more buffers of its piece's size.
 constexpr int64_t kReducePieceBytes = int64_t{64} << 20;
-// Tensors of a GPU pass through a host buffer of this size.
-constexpr int64_t kStagedPieceBytes = int64_t{64} << 20;
+// Bounds what is in flight, in MPI's buffers and, for tensors of a GPU, in a host buffer.
+constexpr int64_t kInPlacePieceBytes = int64_t{8} << 20;
 
 // All bytes of a contiguous tensor of the host, [bytes]; shares its memory.
 at::Tensor bytes_of(const at::Tensor& tensor) {
@@ -191,8 +191,7 @@ void MpiCommunicator::all_gather_in_place(at::Tensor& tensor, std::span<const By
   const at::Tensor bytes = tensor.view({-1}).view(at::kByte);
   for (int root = 0; root < size_; ++root) {
     const ByteRange& range = ranges[static_cast<size_t>(root)];
-    in_pieces(bytes.narrow(0, range.begin, range.size()),
-              bytes.is_cpu() ? kMaxPieceBytes : kStagedPieceBytes,
+    in_pieces(bytes.narrow(0, range.begin, range.size()), kInPlacePieceBytes,
               [&](at::Tensor piece) { broadcast(piece, root); });
   }
 }

@@ -185,19 +185,22 @@ void FileStorage::read_rows(const std::string& name, int64_t begin, int64_t end,
   const at::Tensor out_rows = out.view({end - begin, row_elements});
   for (int64_t from = begin; from < end; from += block) {
     const int64_t to = std::min(end, from + block);
-    at::Tensor rows = (is_number ? file_->read(name) : file_->read_rows(name, from, to))
-                          .view({to - from, row_elements});
     const at::Tensor target = out_rows.narrow(0, from - begin, to - from);
+    if (!row_scales && scale.empty()) {
+      file_->read_rows_into(name, from, target);
+      check_finite(target, name, file_->path());
+      continue;
+    }
+    const at::Tensor rows = (is_number ? file_->read(name) : file_->read_rows(name, from, to))
+                                .view({to - from, row_elements});
     if (row_scales && scale.empty()) {
       quantise_rows(rows.to(at::kFloat), target, scales.narrow(0, from - begin, to - from));
     } else if (row_scales) {
       target.copy_(rows);
       scales.narrow(0, from - begin, to - from).copy_(read_scale(scale, from, to).squeeze(1));
-    } else if (!scale.empty()) {
+    } else {
       // Through bfloat16, as the reference does it.
       target.copy_((rows.to(at::kFloat) * read_scale(scale, from, to)).to(at::kBFloat16));
-    } else {
-      target.copy_(rows);
     }
     check_finite(target, name, file_->path());
   }
