@@ -1,12 +1,13 @@
 #include "comm/process.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
 #include <csignal>
-#include <fstream>
-#include <iterator>
 #include <sstream>
 #include <string>
 
@@ -18,9 +19,18 @@ struct Stat {
   int64_t start_ticks = -1;
 };
 
+// Without streams: reading of a process that ends at that moment fails, and they would throw.
+std::string read_text(const std::string& path) {
+  std::array<char, 1024> text;
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return "";
+  const ssize_t bytes = ::read(fd, text.data(), text.size());
+  ::close(fd);
+  return {text.data(), static_cast<size_t>(std::max<ssize_t>(bytes, 0))};
+}
+
 Stat stat_of(pid_t pid) {
-  std::ifstream in(fmt::format("/proc/{}/stat", pid));
-  const std::string text((std::istreambuf_iterator<char>(in)), {});
+  const std::string text = read_text(fmt::format("/proc/{}/stat", pid));
   const size_t name_end = text.rfind(')');  // the name in brackets may hold blanks and brackets
   if (name_end == std::string::npos) return {};
   std::istringstream fields(text.substr(name_end + 1));

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <thread>
 #include <vector>
 
 namespace flotilla::comm {
@@ -99,6 +100,20 @@ TEST(ProcessTest, StoppedAndDeadProcessesAreTold) {
   EXPECT_EQ(look_at(child), ProcessState::gone);  // a zombie
   ASSERT_EQ(waitpid(pid, &status, 0), pid);
   EXPECT_EQ(look_at(child), ProcessState::gone);
+}
+
+// Reading of a process fails in the middle when it ends at that moment.
+TEST(ProcessTest, LookingAtProcessesThatAreJustEndingIsSafe) {
+  for (int i = 0; i < 200; ++i) {
+    const pid_t pid = fork();
+    if (pid == 0) _exit(0);
+    Process child = this_process(1);
+    child.pid = pid;
+    std::thread reaper([pid] { waitpid(pid, nullptr, 0); });
+    for (int look = 0; look < 200; ++look) look_at(child);
+    reaper.join();
+    EXPECT_EQ(look_at(child), ProcessState::gone);
+  }
 }
 
 }  // namespace
