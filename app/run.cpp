@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include "app/command.h"
+#include "app/dry_run.h"
 #include "app/launcher.h"
 #include "app/options.h"
 #include "app/process.h"
@@ -84,6 +85,7 @@ int run(const Arguments& arguments) {
   add("resume", po::value<std::string>()->value_name("FILE"),
       "go on from this checkpoint, and write the next ones to it");
   add("print-config", "print the job in force as YAML and stop");
+  add_dry_run_options(options);
   const auto values = parse(kUsage, std::move(options), arguments);
   if (!values) return 0;
   test_fault();  // refused here, before the ranks are open
@@ -92,6 +94,8 @@ int run(const Arguments& arguments) {
     fmt::print("{}", config::to_yaml(loaded.job));
     return 0;
   }
+  if (values->count("dry-run") != 0) return dry_run(loaded, *values);
+  require_no_dry_run_options(*values);
   // Without a checkpoint there is nothing that a stop at the next step could save.
   if (!loaded.job.checkpoint.path.empty()) hold_first_signal();
   if (launched_ranks().world_size == 1) return run_loaded(std::move(loaded), {}, stop);

@@ -73,6 +73,13 @@ Metrics::Json to_json(const RankSpread& spread) {
   return {{"min", spread.min}, {"median", spread.median}, {"max", spread.max}};
 }
 
+// An entry of the process' status that is given in kB.
+int64_t bytes_of_process(const char* entry) {
+  int64_t kibibytes = 0;
+  std::istringstream(proc_value("/proc/self/status", entry)) >> kibibytes;
+  return kibibytes * 1024;
+}
+
 }  // namespace
 
 RankSpread spread_over_ranks(std::vector<double> values) {
@@ -176,10 +183,7 @@ Metrics::Json capture_environment(const std::function<const char*(const char*)>&
   return json;
 }
 
-int64_t peak_host_bytes() {
-  int64_t kibibytes = 0;
-  std::istringstream(proc_value("/proc/self/status", "VmHWM")) >> kibibytes;
-  return kibibytes * 1024;
-}
+int64_t peak_host_bytes() { return bytes_of_process("VmHWM"); }
+int64_t held_host_bytes() { return bytes_of_process("VmRSS"); }
 
 }  // namespace flotilla::io

@@ -64,5 +64,7 @@ Metrics::Json capture_environment(const std::function<const char*(const char*)>&
 
 // Most memory that this process has held (VmHWM); 0 when the system does not say.
 int64_t peak_host_bytes();
+// What it holds now (VmRSS); 0 likewise.
+int64_t held_host_bytes();
 
 }  // namespace flotilla::io

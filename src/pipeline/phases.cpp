@@ -30,15 +30,22 @@ std::optional<std::string> memory_complaint() {
   }
 }
 
+}  // namespace
+
 std::string_view memory_advice(std::string_view phase) {
-  if (phase.starts_with("load_") || phase == "fuse_loras")
-    return "use a lower precision (bf16), or a machine with more memory";
+  if (phase.find("text") != std::string_view::npos) {
+    return "use a lower precision (bf16), or more ranks with text.parallel: shard, which spread "
+           "the text encoder";
+  }
+  if (phase.starts_with("load_") || phase.starts_with("enhance") || phase == "fuse_loras") {
+    return "use a lower precision (bf16, fp8_cast), or a machine with more memory; more ranks do "
+           "not help, each holds all weights";
+  }
   if (phase == "decode_video")
     return "use smaller decoder tiles (decoder.tiling), or a smaller clip";
-  return "use a smaller clip (video.width, video.height, video.num_frames), or a lower precision";
+  return "use a smaller clip (video.width, video.height, video.num_frames), or a lower precision; "
+         "more ranks share the activations, but each holds all weights";
 }
-
-}  // namespace
 
 void Phases::enter(const std::string& name) {
   current_ = name;

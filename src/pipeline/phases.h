@@ -18,6 +18,9 @@
 
 namespace flotilla::pipeline {
 
+// What helps when memory is short in a phase, and whether more ranks would.
+std::string_view memory_advice(std::string_view phase);
+
 class Phases {
  public:
   // `ranks` are told where this one is; `fault` is of tests.

@@ -220,16 +220,18 @@ uint64_t draw_seed() {
 }
 
 PreparedJob prepare_job(const config::LoadedJob& loaded, const Host& host, Outputs outputs,
-                        const Ranks& ranks) {
+                        const Ranks& ranks, const std::vector<comm::RankFacts>& assumed) {
   PreparedJob prepared;
-  const int64_t world_size = ranks.world_size();
-  const auto facts = facts_of(ranks, host.variable);
+  const auto facts = assumed.empty() ? facts_of(ranks, host.variable) : assumed;
+  const auto world_size = static_cast<int64_t>(facts.size());
   config::check_supported(loaded.job, loaded.origins, world_size);
   prepared.job = config::resolve_job(
       loaded.job, {.has_gpu = comm::all_see_gpus(facts), .world_size = world_size});
   config::Job& job = prepared.job;
   const RankDevices devices = place_ranks(job, facts, ranks.rank());
-  check_precision(job.precision, gpu::device_facts(devices.own));
+  // GPUs that are only assumed cannot be asked.
+  if (devices.own.is_cpu() || gpu::cuda_available())
+    check_precision(job.precision, gpu::device_facts(devices.own));
   config::validate_files(job, loaded.origins);
   if (needs_ffmpeg(job, outputs)) {
     const auto found = io::find_ffmpeg({}, host.search_path);

@@ -44,11 +44,13 @@ struct PreparedJob {
 
 enum class Outputs { checked, ignored };
 // Local, alike on all ranks but for what `outputs` checks and the plan's own device.
+// `assumed`: the ranks to plan for where they are not those that run this.
 // Errors, in this order: ErrorKind::config (not supported), ErrorKind::machine (no such device),
 // ErrorKind::input (missing, damaged or unfitting files), ErrorKind::output (with
 // Outputs::checked).
 PreparedJob prepare_job(const config::LoadedJob& loaded, const Host& host,
-                        Outputs outputs = Outputs::checked, const Ranks& ranks = {});
+                        Outputs outputs = Outputs::checked, const Ranks& ranks = {},
+                        const std::vector<comm::RankFacts>& assumed = {});
 
 // A seed for a job that has none: 32 random bits, all that the CPU generator uses.
 uint64_t draw_seed();
