@@ -1,21 +1,19 @@
 // flotilla bench comm: the head exchange and the collectives of this machine, in the manner of
-// nccl-tests, beside plain MPI_Alltoall. Every result is checked in the run that is timed.
-#include <ATen/ATen.h>
+// nccl-tests, beside a plain all-to-all. Every result is checked in the run that is timed
+// (comm_cases.h).
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
-#include <functional>
+#include <charconv>
 #include <nlohmann/json.hpp>
-#include <utility>
 
+#include "app/comm_cases.h"
 #include "app/command.h"
 #include "app/launcher.h"
 #include "app/options.h"
 #include "base/error.h"
 #include "base/temp_file.h"
-#include "comm/head_exchange.h"
-#include "comm/mpi_baseline.h"
+#include "comm/device_choice.h"
 #include "comm/rank_context.h"
 #include "gpu/device.h"
 #include "io/file_bytes.h"
@@ -26,10 +24,14 @@ namespace {
 
 constexpr Usage kUsage = {
     "bench comm", "mpirun -n N flotilla bench comm [options]",
-    "Times the exchange of tokens for heads (q, k and v in one call), the way back, the head\n"
-    "gather, the collectives and plain MPI_Alltoall. size: bytes of a rank's tensors; algbw =\n"
-    "size / p50; busbw = algbw times the share of the bytes that leaves a rank; vs a2a:\n"
-    "MPI_Alltoall's p50 divided by the row's.",
+    "Times the exchange of tokens for heads (q, k and v in one call), the same with norm and RoPE\n"
+    "on the way (exchange_raw), the way back, the head gather, the collectives and a plain\n"
+    "all-to-all; on GPUs where every rank sees one. Rows of an exchange that goes through NCCL "
+    "end\n"
+    "in _nccl. size: bytes of a rank's tensors; algbw = size / p50; busbw = algbw times the share\n"
+    "of the bytes that leaves a rank; last but one column: the p50 of the plain all-to-all "
+    "(NCCL's\n"
+    "on GPUs, else MPI's) divided by the row's.",
     "\"comm\"",
     /*many_ranks=*/true};
 
@@ -37,269 +39,91 @@ constexpr Usage kUsage = {
 constexpr int64_t kBandwidthBytes = int64_t{1} << 20;
 
 struct Settings {
-  int64_t min_bytes, max_bytes, heads, head_dim;
-  int warmup, iters;
-  at::ScalarType dtype;
-  double min_busbw;
+  CommSettings comm;
+  bool allow_shared_device = false;
+  double min_busbw = 0;
   std::string json;
-  int64_t width() const { return heads * head_dim; }
-  int64_t row_bytes() const { return width() * static_cast<int64_t>(c10::elementSize(dtype)); }
 };
 
-// One operation at one size. Before each run `prepare` is called and `input` is written anew from
-// `fresh`, as a model would do: its values are then in this rank's caches and nowhere else. What
-// `run` gives, put together along its first axis, must be `expected`.
-struct Case {
-  std::string name;
-  int64_t bytes;
-  double bus_factor;
-  at::Tensor input, fresh;
-  std::function<std::vector<at::Tensor>()> run;
-  at::Tensor expected;
-  std::function<void()> prepare = [] {};
-};
-
-struct Record {
-  std::string name;
-  int64_t bytes = 0;
-  int64_t tokens = 0;  // of a rank
-  double min_us = 0, p50_us = 0, p99_us = 0;
-  double algbw = 0, busbw = 0;  // GB/s
-  double vs_all_to_all = 0;
-  int64_t wrong = 0;
-};
-
-// Values that tell rank, token and head apart, as exactly as the type can hold.
-at::Tensor pattern(at::IntArrayRef shape, at::ScalarType dtype) {
-  int64_t count = 1;
-  for (const int64_t size : shape) count *= size;
-  const int64_t period = dtype == at::kBFloat16 ? 256 : int64_t{1} << 24;
-  return at::arange(count, at::kLong).remainder_(period).to(dtype).view(shape);
-}
-
-class CommBench {
- public:
-  CommBench(comm::Communicator& communicator, const Settings& settings)
-      : comm_(communicator),
-        settings_(settings),
-        ranks_(communicator.world_size()),
-        exchange_(comm::make_head_exchange(
-            communicator,
-            {.heads = settings.heads,
-             .max_tokens = ranks_ * local_tokens(settings.max_bytes),
-             .max_batch = 3,
-             .token_bytes = 3 * settings.row_bytes(),
-             .max_gather_bytes = 3 * local_tokens(settings.max_bytes) * settings.row_bytes()})) {}
-
-  std::vector<Record> run() {
-    std::vector<Record> records;
-    int64_t last_tokens = 0;
-    for (int64_t bytes = settings_.min_bytes; bytes <= settings_.max_bytes; bytes *= 4) {
-      const int64_t tokens = local_tokens(bytes);
-      // Sizes below one token are all the same.
-      if (std::exchange(last_tokens, tokens) == tokens) continue;
-      const size_t first = records.size();
-      for (const Case& item : cases(tokens)) records.push_back(measure(item, tokens));
-      const double baseline = records.back().p50_us;
-      for (size_t i = first; i < records.size(); ++i)
-        records[i].vs_all_to_all = baseline / records[i].p50_us;
-    }
-    return records;
-  }
-
- private:
-  // q, k and v of so many tokens have about `bytes`.
-  int64_t local_tokens(int64_t bytes) const {
-    return std::max<int64_t>(1, bytes / (3 * settings_.row_bytes()));
-  }
-  std::vector<Case> cases(int64_t tokens);
-  void add_exchanges(std::vector<Case>& cases, int64_t tokens);
-  void add_collectives(std::vector<Case>& cases, int64_t tokens);
-  Record measure(const Case& item, int64_t tokens);
-
-  comm::Communicator& comm_;
-  const Settings& settings_;
-  int64_t ranks_;
-  std::unique_ptr<comm::HeadExchange> exchange_;
-};
-
-std::vector<Case> CommBench::cases(int64_t tokens) {
-  std::vector<Case> cases;
-  add_exchanges(cases, tokens);
-  add_collectives(cases, tokens);
-  return cases;
-}
-
-void CommBench::add_exchanges(std::vector<Case>& cases, int64_t tokens) {
-  const int64_t all_tokens = tokens * ranks_;
-  const int64_t rank = comm_.rank();
-  const int64_t own_width = settings_.width() / ranks_;
-  const int64_t bytes = 3 * tokens * settings_.row_bytes();
-  const double leaving = static_cast<double>(ranks_ - 1) / static_cast<double>(ranks_);
-  const at::Tensor whole = pattern({3, all_tokens, settings_.width()}, settings_.dtype);
-  const at::Tensor own = whole.narrow(1, rank * tokens, tokens).contiguous();  // [3, S, W]
-  const at::Tensor heads =
-      whole.narrow(2, rank * own_width, own_width).contiguous();  // [3, T, W/N]
-  // q, k, v as three tensors of one sample; the way back as one tensor of three samples.
-  const at::Tensor sent = own.clone();
-  const std::vector<at::Tensor> qkv = sent.split(1);
-  cases.push_back({"exchange", bytes, leaving, sent, own,
-                   [=, this] { return exchange_->exchange(qkv); }, heads,
-                   [=, this] { exchange_->set_token_count(all_tokens, 1); }});
-  const at::Tensor sent_back = heads.clone();
-  cases.push_back({"exchange_back", bytes, leaving, sent_back, heads,
-                   [=, this] { return std::vector{exchange_->exchange_back(sent_back)}; }, own,
-                   [=, this] { exchange_->set_token_count(all_tokens, 3); }});
-  const at::Tensor audio = pattern({1, 3 * tokens, settings_.width()}, settings_.dtype);
-  const at::Tensor audio_heads = audio.narrow(2, rank * own_width, own_width).contiguous();
-  const at::Tensor gathered = audio_heads.clone();
-  cases.push_back({"all_gather_heads", bytes, leaving, gathered, audio_heads,
-                   [=, this] { return std::vector{exchange_->all_gather_heads(gathered)}; },
-                   audio});
-}
-
-void CommBench::add_collectives(std::vector<Case>& cases, int64_t tokens) {
-  const int64_t rank = comm_.rank();
-  const int64_t count = 3 * tokens * settings_.width();
-  const int64_t bytes = 3 * tokens * settings_.row_bytes();
-  const double leaving = static_cast<double>(ranks_ - 1) / static_cast<double>(ranks_);
-  const at::Tensor parts = pattern({ranks_, count / ranks_}, settings_.dtype);
-  const at::Tensor part_of_this = parts[rank].clone();
-  cases.push_back({"all_gather", bytes, leaving, part_of_this, parts[rank],
-                   [=, this] { return std::vector{comm_.all_gather(part_of_this)}; }, parts});
-
-  // Small values, so that every sum is exact in every type.
-  const at::Tensor small = pattern({count}, settings_.dtype).remainder(8);
-  const at::Tensor work = at::empty_like(small);
-  const auto in_place = [work](auto call) {
-    return [work, call] {
-      at::Tensor tensor = work;
-      call(tensor);
-      return std::vector{tensor};
-    };
-  };
-  cases.push_back({"all_reduce", bytes, 2 * leaving, work, small + rank,
-                   in_place([this](at::Tensor& tensor) { comm_.all_reduce_sum(tensor); }),
-                   small * ranks_ + ranks_ * (ranks_ - 1) / 2});
-  cases.push_back({"broadcast", bytes, 1.0, work, rank == 0 ? small : at::zeros_like(small),
-                   in_place([this](at::Tensor& tensor) { comm_.broadcast(tensor, 0); }), small});
-
-  // Part j of rank i carries i * N + j in front of its values.
-  const auto part = [=, this](int64_t from, int64_t to) {
-    return pattern({count / ranks_}, settings_.dtype).remainder(8) + (from * ranks_ + to);
-  };
-  std::vector<at::Tensor> outgoing, incoming;
-  for (int64_t r = 0; r < ranks_; ++r) {
-    outgoing.push_back(part(rank, r));
-    incoming.push_back(part(r, rank));
-  }
-  const at::Tensor fresh = at::cat(outgoing);
-  const at::Tensor sent = fresh.clone();
-  at::Tensor received = at::empty_like(sent);
-  cases.push_back({"MPI_Alltoall", bytes, leaving, sent, fresh,
-                   [=, this]() mutable {
-                     comm::plain_all_to_all(comm_, sent, received);
-                     return std::vector{received};
-                   },
-                   at::cat(incoming)});
-}
-
-Record CommBench::measure(const Case& item, int64_t tokens) {
-  using Clock = std::chrono::steady_clock;
-  const at::Tensor times = at::zeros({settings_.iters}, at::kDouble);
-  int64_t wrong = 0;
-  for (int i = -settings_.warmup; i < settings_.iters; ++i) {
-    item.prepare();
-    item.input.copy_(item.fresh);
-    comm_.barrier("benchmark", 60);
-    const auto start = Clock::now();
-    const std::vector<at::Tensor> result = item.run();
-    const auto end = Clock::now();
-    wrong += at::ne(at::cat(result), item.expected).sum().item<int64_t>();
-    if (i >= 0) times[i] = std::chrono::duration<double, std::micro>(end - start).count();
-  }
-  // The slowest rank counts, run by run.
-  const at::Tensor slowest = std::get<0>(std::get<0>(comm_.all_gather(times).max(0)).sort());
-  const auto at_quantile = [&](double q) {
-    return slowest[static_cast<int64_t>(q * static_cast<double>(settings_.iters - 1) + 0.5)]
-        .item<double>();
-  };
-  Record record{.name = item.name,
-                .bytes = item.bytes,
-                .tokens = tokens,
-                .min_us = at_quantile(0),
-                .p50_us = at_quantile(0.5),
-                .p99_us = at_quantile(0.99)};
-  record.algbw = 1e-3 * static_cast<double>(item.bytes) / record.p50_us;
-  record.busbw = record.algbw * item.bus_factor;
-  record.wrong = comm_.all_gather(at::scalar_tensor(wrong, at::kLong)).sum().item<int64_t>();
-  return record;
-}
-
-bool fast_enough(const Settings& settings, const std::vector<Record>& records) {
-  return std::all_of(records.begin(), records.end(), [&](const Record& record) {
+bool fast_enough(const Settings& settings, const CommResults& results) {
+  return std::all_of(results.records.begin(), results.records.end(), [&](const auto& record) {
     return record.name != "exchange" || record.bytes < kBandwidthBytes ||
            record.busbw >= settings.min_busbw;
   });
 }
 
-int64_t total_wrong(const std::vector<Record>& records) {
+int64_t total_wrong(const CommResults& results) {
   int64_t wrong = 0;
-  for (const auto& record : records) wrong += record.wrong;
+  for (const auto& record : results.records) wrong += record.wrong;
   return wrong;
 }
 
 const char* type_name(at::ScalarType dtype) { return dtype == at::kBFloat16 ? "bf16" : "fp32"; }
 
-void print_table(const comm::RankContext& ranks, const Settings& settings,
-                 const std::vector<Record>& records) {
+// A line for each rank: its GPU and how it reaches the others', or its cores.
+std::vector<std::string> rank_lines(const comm::RankContext& ranks,
+                                    const std::vector<int>& gpu_choice) {
+  if (!gpu_choice.empty()) return comm::device_table(ranks.facts(), gpu_choice, ranks.links());
+  std::vector<std::string> lines;
+  for (const auto& facts : ranks.facts()) {
+    lines.push_back(fmt::format("rank {:>2}  {}  process {}  cores {}  {}", lines.size(),
+                                facts.host, facts.pid, facts.cores, gpu::device_name(at::kCPU)));
+  }
+  return lines;
+}
+
+void print_table(const std::vector<std::string>& ranks, const Settings& settings,
+                 const CommResults& results) {
+  const CommSettings& comm = settings.comm;
   fmt::print(
       "# flotilla bench comm {} ({})  mpi {}  torch {}  ranks {}  warmup {}  iters {}  "
-      "transport shared memory, MPI  inputs written anew  time = slowest rank\n",
-      kVersion, kCommit, kMpiVersion, kTorchVersion, ranks.world_size(), settings.warmup,
-      settings.iters);
-  for (size_t r = 0; r < ranks.facts().size(); ++r) {
-    const auto& facts = ranks.facts()[r];
-    fmt::print("#  rank {:>2}  {}  process {}  cores {}  {}\n", r, facts.host, facts.pid,
-               facts.cores, gpu::device_name(at::kCPU));
-  }
+      "transport {}  inputs written anew  time = slowest rank\n",
+      kVersion, kCommit, kMpiVersion, kTorchVersion, ranks.size(), comm.warmup, comm.iters,
+      results.transports);
+  for (const auto& line : ranks) fmt::print("#  {}\n", line);
+  if (!results.missing.empty())
+    fmt::print("# no exchange through the peers' memory: {}\n", results.missing);
   constexpr const char* kHeads =
-      "# {:<17} {:>9} {:>7} {:>6} {:>5} {:>9} {:>9} {:>9} {:>8} {:>8} {:>7} {:>7}\n";
-  fmt::print(fmt::runtime(kHeads), "operation", "size", "tokens", "heads", "type", "min", "p50",
-             "p99", "algbw", "busbw", "vs a2a", "#wrong");
-  fmt::print(fmt::runtime(kHeads), "", "(B)", "a rank", "", "", "(us)", "(us)", "(us)", "(GB/s)",
-             "(GB/s)", "(x)", "");
-  for (const auto& record : records) {
+      "# {:<21} {:>9} {:>7} {:>6} {:>5} {:>6} {:>9} {:>9} {:>9} {:>8} {:>8} {:>7} {:>7}\n";
+  fmt::print(fmt::runtime(kHeads), "operation", "size", "tokens", "heads", "type", "calls", "min",
+             "p50", "p99", "algbw", "busbw", results.has_nccl ? "vs nccl" : "vs a2a", "#wrong");
+  fmt::print(fmt::runtime(kHeads), "", "(B)", "a rank", "", "", "", "(us)", "(us)", "(us)",
+             "(GB/s)", "(GB/s)", "(x)", "");
+  for (const auto& record : results.records) {
     fmt::print(
-        "  {:<17} {:>9} {:>7} {:>6} {:>5} {:>9.1f} {:>9.1f} {:>9.1f} {:>8.2f} {:>8.2f} {:>7.2f} "
-        "{:>7}\n",
-        record.name, record.bytes, record.tokens, settings.heads, type_name(settings.dtype),
+        "  {:<21} {:>9} {:>7} {:>6} {:>5} {:>6} {:>9.1f} {:>9.1f} {:>9.1f} {:>8.2f} {:>8.2f} "
+        "{:>7.2f} {:>7}\n",
+        record.name, record.bytes, record.tokens, comm.heads, type_name(comm.dtype), record.calls,
         record.min_us, record.p50_us, record.p99_us, record.algbw, record.busbw,
         record.vs_all_to_all, record.wrong);
   }
-  const int64_t wrong = total_wrong(records);
+  const int64_t wrong = total_wrong(results);
   fmt::print("# wrong values: {} {}        min busbw: {}\n", wrong, wrong == 0 ? "OK" : "FAILED",
              settings.min_busbw <= 0          ? "unchecked"
-             : fast_enough(settings, records) ? "OK"
+             : fast_enough(settings, results) ? "OK"
                                               : "FAILED");
 }
 
-void write_json(const comm::RankContext& ranks, const Settings& settings,
-                const std::vector<Record>& records) {
+void write_json(const std::vector<std::string>& ranks, const Settings& settings,
+                const CommResults& results) {
   nlohmann::ordered_json json = {{"version", kVersion},
                                  {"commit", kCommit},
                                  {"mpi", kMpiVersion},
-                                 {"ranks", ranks.world_size()},
-                                 {"warmup", settings.warmup},
-                                 {"iters", settings.iters},
-                                 {"type", type_name(settings.dtype)},
-                                 {"heads", settings.heads},
-                                 {"head_dim", settings.head_dim},
+                                 {"ranks", ranks.size()},
+                                 {"places", ranks},
+                                 {"transports", results.transports},
+                                 {"missing", results.missing},
+                                 {"warmup", settings.comm.warmup},
+                                 {"type", type_name(settings.comm.dtype)},
+                                 {"heads", settings.comm.heads},
+                                 {"head_dim", settings.comm.head_dim},
                                  {"records", nlohmann::ordered_json::array()}};
-  for (const auto& record : records) {
+  for (const auto& record : results.records) {
     json["records"].push_back({{"operation", record.name},
                                {"size_bytes", record.bytes},
                                {"tokens", record.tokens},
+                               {"calls", record.calls},
+                               {"iters", record.iters},
                                {"min_us", record.min_us},
                                {"p50_us", record.p50_us},
                                {"p99_us", record.p99_us},
@@ -315,28 +139,61 @@ void write_json(const comm::RankContext& ranks, const Settings& settings,
   file.commit();
 }
 
-Settings read_settings(const po::variables_map& values) {
-  const std::string type = values["type"].as<std::string>();
+// "6144,24576"
+std::vector<int64_t> parse_tokens(const std::string& text) {
+  std::vector<int64_t> tokens;
+  const char* at = text.data();
+  const char* end = at + text.size();
+  while (true) {
+    int64_t count = 0;
+    const auto [next, error] = std::from_chars(at, end, count);
+    if (error != std::errc() || count < 1 || count > 1 << 24 || (next != end && *next != ','))
+      fail(ErrorKind::usage, fmt::format("--tokens is like 6144,24576, not \"{}\"", text));
+    tokens.push_back(count);
+    if (next == end) return tokens;
+    at = next + 1;
+  }
+}
+
+CommSettings read_sizes(const po::variables_map& values) {
+  CommSettings comm;
+  // With --tokens, what is not said is as in the model of those clips.
+  const bool by_tokens = values.count("tokens") != 0;
+  if (by_tokens) comm.tokens = parse_tokens(values["tokens"].as<std::string>());
+  const auto size = [&](const char* name, int64_t otherwise) {
+    return values.count(name) != 0 ? values[name].as<int64_t>() : otherwise;
+  };
+  comm.min_bytes = values["min-bytes"].as<int64_t>();
+  comm.max_bytes = values["max-bytes"].as<int64_t>();
+  comm.heads = size("heads", by_tokens ? 32 : 24);
+  comm.head_dim = size("head-dim", by_tokens ? 128 : 64);
+  const std::string type = values.count("type") != 0 ? values["type"].as<std::string>()
+                           : by_tokens               ? "bf16"
+                                                     : "fp32";
   if (type != "fp32" && type != "bf16")
     fail(ErrorKind::usage, fmt::format("--type is fp32 or bf16, not \"{}\"", type));
-  Settings settings{.min_bytes = values["min-bytes"].as<int64_t>(),
-                    .max_bytes = values["max-bytes"].as<int64_t>(),
-                    .heads = values["heads"].as<int64_t>(),
-                    .head_dim = values["head-dim"].as<int64_t>(),
-                    .warmup = values["warmup"].as<int>(),
-                    .iters = values["iters"].as<int>(),
-                    .dtype = type == "bf16" ? at::kBFloat16 : at::kFloat,
-                    .min_busbw = values["min-busbw"].as<double>(),
-                    .json = values.count("json") != 0 ? values["json"].as<std::string>() : ""};
-  const bool sizes = settings.min_bytes >= 1 && settings.max_bytes >= settings.min_bytes &&
-                     settings.max_bytes <= int64_t{1} << 30;
-  if (!sizes || settings.heads < 1 || settings.head_dim < 1 || settings.row_bytes() > 1 << 20) {
+  comm.dtype = type == "bf16" ? at::kBFloat16 : at::kFloat;
+  const bool sizes =
+      comm.min_bytes >= 1 && comm.max_bytes >= comm.min_bytes && comm.max_bytes <= int64_t{1} << 30;
+  if (!sizes || comm.heads < 1 || comm.head_dim < 1 || comm.row_bytes() > 1 << 20) {
     fail(ErrorKind::usage,
          "sizes must be 1 B to 1 GiB with --min-bytes <= --max-bytes, heads times head-dim at most "
          "1 MiB a token");
   }
-  if (settings.warmup < 0 || settings.iters < 1)
-    fail(ErrorKind::usage, "--warmup must be 0 or more, --iters 1 or more");
+  return comm;
+}
+
+Settings read_settings(const po::variables_map& values) {
+  Settings settings{.comm = read_sizes(values),
+                    .allow_shared_device = values.count("allow-shared-device") != 0,
+                    .min_busbw = values["min-busbw"].as<double>(),
+                    .json = values.count("json") != 0 ? values["json"].as<std::string>() : ""};
+  settings.comm.warmup = values["warmup"].as<int>();
+  settings.comm.iters = values["iters"].as<int>();
+  settings.comm.calls = values["calls"].as<int>();
+  settings.comm.limit_s = values["limit"].as<double>();
+  if (settings.comm.warmup < 0 || settings.comm.iters < 1 || settings.comm.calls < 1)
+    fail(ErrorKind::usage, "--warmup must be 0 or more, --iters and --calls 1 or more");
   return settings;
 }
 
@@ -344,13 +201,22 @@ int run_on(comm::RankContext& ranks, const Settings& settings) {
   comm::agreed(ranks.world(), [&] {
     if (ranks.is_driver() && !settings.json.empty()) check_output_place(settings.json, true);
   });
-  const std::vector<Record> records = CommBench(ranks.transformer(), settings).run();
+  std::vector<int> gpu_choice;
+  at::Device device = at::kCPU;
+  if (comm::all_see_gpus(ranks.facts())) {
+    gpu_choice = comm::choose_gpus(ranks.facts(), settings.allow_shared_device);
+    ranks.attach_gpus(gpu_choice);
+    const int own = gpu_choice[static_cast<size_t>(ranks.rank())];
+    device = at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(own));
+  }
+  const CommResults results = measure_communication(ranks, settings.comm, device);
   comm::agreed(ranks.world(), [&] {
     if (!ranks.is_driver()) return;
-    print_table(ranks, settings, records);
-    if (!settings.json.empty()) write_json(ranks, settings, records);
+    const auto lines = rank_lines(ranks, gpu_choice);
+    print_table(lines, settings, results);
+    if (!settings.json.empty()) write_json(lines, settings, results);
   });
-  const bool good = total_wrong(records) == 0 && fast_enough(settings, records);
+  const bool good = total_wrong(results) == 0 && fast_enough(settings, results);
   // The times are the same on all ranks, so all give the same code.
   return good ? 0 : exit_code(ErrorKind::internal);
 }
@@ -364,13 +230,20 @@ int bench_comm(const Arguments& arguments) {
   auto add = options.add_options();
   add("min-bytes", size(4096), "smallest size; the next is four times as large");
   add("max-bytes", size(16 << 20), "largest size");
-  add("heads", size(24), "attention heads, a multiple of the ranks");
-  add("head-dim", size(64), "values of a head");
-  add("type", po::value<std::string>()->default_value("fp32"), "fp32 or bf16");
-  add("warmup", count(5), "runs that are not counted");
-  add("iters", count(20), "runs that are");
+  add("tokens", po::value<std::string>()->value_name("T,.."),
+      "tokens of clips, over all ranks, instead of sizes");
+  add("heads", po::value<int64_t>(),
+      "attention heads, a multiple of the ranks (24; with --tokens 32)");
+  add("head-dim", po::value<int64_t>(), "values of a head (64; with --tokens 128)");
+  add("type", po::value<std::string>(), "fp32 or bf16 (fp32; with --tokens bf16)");
+  add("warmup", count(5), "samples that are not counted, two at least");
+  add("iters", count(20), "samples that are");
+  add("calls", count(20), "calls of a sample on GPUs, between two waits for the device");
+  add("limit", po::value<double>()->default_value(5),
+      "seconds of one operation at one size, about: slow ones get fewer samples");
   add("min-busbw", po::value<double>()->default_value(0),
       "GB/s that an exchange of 1 MiB or more must reach; 0: any");
+  add("allow-shared-device", "several ranks may have one GPU");
   add("json", po::value<std::string>()->value_name("FILE"), "write the records there");
   const auto values = parse(kUsage, std::move(options), arguments);
   if (!values) return 0;
