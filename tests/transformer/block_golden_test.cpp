@@ -87,13 +87,15 @@ class BlockGoldenTest : public ::testing::TestWithParam<std::string> {
 
 TEST_P(BlockGoldenTest, EveryNamedCaseMatches) {
   const transformer::LocalVideoTokenAttention local;
+  const gpu::SideStream in_place;
   for (const auto& [name, perturbations] : kCases) {
     const auto video = stored_inputs("video", name == "masked");
     const auto audio = stored_inputs("audio", name == "masked");
     at::Tensor x_video = golden_["in.video.x"];
     at::Tensor x_audio = golden_["in.audio.x"];
-    transformer::run_block(model_.weights().blocks[0], {model_.config(), local, perturbations, 0},
-                           &video, &audio, x_video, x_audio);
+    transformer::run_block(model_.weights().blocks[0],
+                           {model_.config(), local, perturbations, 0, in_place}, &video, &audio,
+                           x_video, x_audio);
     EXPECT_TRUE(all_close(x_video, golden_["out." + name + ".video"], kTolerance)) << name;
     EXPECT_TRUE(all_close(x_audio, golden_["out." + name + ".audio"], kTolerance)) << name;
   }
