@@ -9,8 +9,8 @@
 # CHECKPOINT: its header gives the model's size; weights are random. Without one, a file of the true
 # size of LTX-2.3 22B is made (it takes no space). --quick: one round instead of three.
 # Environment: FLOTILLA (program), PYTHON (an interpreter with Torch, and Triton to compile), MPIEXEC.
-# Prints tables, and writes them with all samples to OUT/vs_reference.json. What this machine cannot
-# do is SKIPPED with the reason.
+# Prints tables; writes them to OUT/vs_reference.txt, with all samples to OUT/vs_reference.json, and
+# every output to OUT/vs_reference_details.tgz. What this machine cannot do is SKIPPED with the reason.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 program=${FLOTILLA:-build/cuda/app/flotilla} python=${PYTHON:-python3} mpiexec=${MPIEXEC:-mpirun}
@@ -30,9 +30,10 @@ while [ $# -gt 0 ]; do
 done
 [ -d "$reference" ] || { echo 'bench_vs_reference.sh: --reference DIR is needed' >&2; exit 2; }
 [ ${#clips[@]} -gt 0 ] || clips=(--clip 768x512x121 --clip 1536x1024x121)
+results=${out:-out/vs_reference}
 work=$(mktemp -d)
-out=${out:-$work/out}
-mkdir -p "$out"
+out=$work/vs_reference_details
+mkdir -p "$results" "$out"
 export PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=${OMP_NUM_THREADS:-4}
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
 export OMPI_MCA_hwloc_base_binding_policy=none
@@ -46,9 +47,11 @@ mps_running=''
 finish() {
   [ -z "$mps_running" ] || echo quit | timeout 10 nvidia-cuda-mps-control >/dev/null 2>&1
   for pid in "${pids[@]}"; do kill "$pid" 2>/dev/null; done
+  tar -C "$work" -czf "$results/vs_reference_details.tgz" vs_reference_details
   rm -rf "$work"
 }
 trap finish EXIT
+trap 'exit 130' INT TERM
 
 if [ -z "$model" ]; then
   "$python" scripts/make_sparse_ltx23.py "$work/model" >/dev/null || exit 1
@@ -159,4 +162,5 @@ measure_exchange() {
 
 cat "$work"/gpus "$work"/program "$work"/torch >"$work/machine" 2>/dev/null
 touch "$work/skipped"
-"$python" scripts/compare_with_reference.py "$out" "$work/machine" "$work/skipped" | tee "$out/vs_reference.txt"
+"$python" scripts/compare_with_reference.py "$out" "$work/machine" "$work/skipped" | tee "$results/vs_reference.txt"
+mv "$out/vs_reference.json" "$results"
