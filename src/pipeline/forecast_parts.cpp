@@ -49,8 +49,9 @@ constexpr int64_t kVocoderSignals = 12;
 constexpr int64_t kSpectrogramMaps = 6;
 // Float32 frames of the driver: pieces of the ranks, the blend, a weighted piece.
 constexpr int64_t kBlendedBatches = 3;
-// glibc gives blocks above this size back at once; of smaller ones it keeps up to twice the largest
-// it has seen. A working set has about four buffers of its largest size.
+// glibc gives blocks above this size back at once; of smaller ones it keeps between nothing and
+// twice the largest that it has seen, by the order in which they are freed: the middle is counted.
+// A working set has about four buffers of its largest size.
 constexpr int64_t kLargestKeptBlock = int64_t{32} << 20;
 constexpr int64_t kBuffersOfWork = 4;
 
@@ -371,7 +372,7 @@ int64_t frame_bytes(const ForecastSizes& sizes) {
 }
 
 int64_t kept_by_malloc(int64_t work_bytes) {
-  return 2 * std::min(kLargestKeptBlock, work_bytes / kBuffersOfWork);
+  return std::min(kLargestKeptBlock, work_bytes / kBuffersOfWork);
 }
 
 namespace {
