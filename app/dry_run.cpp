@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "app/controller.h"
 #include "app/launcher.h"
 #include "app/process.h"
 #include "base/error.h"
@@ -50,6 +51,7 @@ int dry_run(const config::LoadedJob& loaded, const po::variables_map& values) {
   const LaunchedRanks launched = launched_ranks();
   if (launched.rank != 0) return 0;
   pipeline::DryRunOptions options{.world_size = launched.world_size};
+  if (const auto control = control_request(values)) options.world_size = control->ranks;
   if (values.count("world") != 0) options.world_size = positive_ranks(values["world"].as<int>());
   if (values.count("gpu-memory") != 0)
     options.gpu_memory_bytes = bytes_of(values["gpu-memory"].as<double>());

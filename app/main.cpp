@@ -10,6 +10,7 @@
 
 #include "app/command.h"
 #include "app/launcher.h"
+#include "app/lifeline.h"
 #include "app/process.h"
 #include "base/error.h"
 #include "base/log.h"
@@ -123,5 +124,8 @@ int guarded(const Arguments& arguments) {
 int main(int argc, char** argv) {
   flotilla::app::set_up_process();
   const c10::InferenceMode no_gradients;
-  return flotilla::app::guarded({argv + 1, argv + argc});
+  flotilla::app::Lifeline lifeline;
+  const int code = flotilla::app::guarded({argv + 1, argv + argc});
+  lifeline.close(code);
+  return code;
 }

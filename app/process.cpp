@@ -85,6 +85,11 @@ void set_up_process() {
 
 void hold_first_signal() { holds_first.store(true); }
 
+void leave_signal(int signal) noexcept {
+  int none = 0;
+  if (first_signal.compare_exchange_strong(none, signal)) first_ns.store(monotonic_ns());
+}
+
 int held_signal() noexcept { return first_signal.load(); }
 
 void flush_results() {

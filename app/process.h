@@ -20,6 +20,9 @@ void set_up_process();
 void hold_first_signal();
 // 0: none came.
 int held_signal() noexcept;
+// As if `signal` had come and were held, whether or not this process holds signals yet: the wish of
+// a controller, which comes as a message.
+void leave_signal(int signal) noexcept;
 
 // Writes out what was printed. Errors (ErrorKind::output): it cannot be written.
 void flush_results();

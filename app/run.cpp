@@ -2,10 +2,12 @@
 #include <fmt/format.h>
 
 #include "app/command.h"
+#include "app/controller.h"
 #include "app/dry_run.h"
 #include "app/launcher.h"
 #include "app/options.h"
 #include "app/process.h"
+#include "base/error.h"
 #include "base/log.h"
 #include "comm/rank_context.h"
 #include "config/writer.h"
@@ -17,7 +19,9 @@ namespace flotilla::app {
 namespace {
 
 constexpr Usage kUsage = {
-    "run", "flotilla run JOB.yaml [options]\n       flotilla run --resume CHECKPOINT.h5 [options]",
+    "run",
+    "flotilla run JOB.yaml [options]\n       flotilla run --ranks N JOB.yaml [options]\n"
+    "       flotilla run --resume CHECKPOINT.h5 [options]",
     "Generates the clip that JOB.yaml describes (\"-\": standard input). "
     "Keys: docs/configuration.md.\n"
     "Order: defaults < JOB.yaml < options. Paths in the file count from the "
@@ -85,10 +89,15 @@ int run(const Arguments& arguments) {
   add("resume", po::value<std::string>()->value_name("FILE"),
       "go on from this checkpoint, and write the next ones to it");
   add("print-config", "print the job in force as YAML and stop");
+  add_control_options(options);
   add_dry_run_options(options);
   const auto values = parse(kUsage, std::move(options), arguments);
   if (!values) return 0;
-  test_fault();  // refused here, before the ranks are open
+  const auto control = control_request(*values);
+  if (!control) test_fault();  // refused here, before the ranks are open
+  if (control && control->ranks > 1 && values->count("positional") != 0 &&
+      positional(kUsage, *values) == "-")
+    fail(ErrorKind::usage, "--ranks: standard input reaches one process only; name a job file");
   auto loaded = load(*values);
   if (values->count("print-config") != 0) {
     fmt::print("{}", config::to_yaml(loaded.job));
@@ -97,7 +106,9 @@ int run(const Arguments& arguments) {
   if (values->count("dry-run") != 0) return dry_run(loaded, *values);
   require_no_dry_run_options(*values);
   // Without a checkpoint there is nothing that a stop at the next step could save.
-  if (!loaded.job.checkpoint.path.empty()) hold_first_signal();
+  const bool can_stop = !loaded.job.checkpoint.path.empty();
+  if (control && control->ranks > 1) return control_ranks(*control, arguments, can_stop);
+  if (can_stop) hold_first_signal();
   if (launched_ranks().world_size == 1) return run_loaded(std::move(loaded), {}, stop);
   return comm::run_on_ranks({.environment = host().variable}, [&](comm::RankContext& context) {
     return run_loaded(std::move(loaded), {&context}, stop);

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/job_report.h"
 
 namespace flotilla::comm {
 namespace {
@@ -82,7 +83,10 @@ bool JobBoard::has_left(int rank) const noexcept {
 
 bool JobBoard::claim_report(int exit_code) noexcept {
   int32_t nobody = 0;
-  return head().verdict.compare_exchange_strong(nobody, exit_code, std::memory_order_acq_rel);
+  const bool first =
+      head().verdict.compare_exchange_strong(nobody, exit_code, std::memory_order_acq_rel);
+  if (first) send_report({JobReport::What::verdict, exit_code});
+  return first;
 }
 
 int JobBoard::verdict() const noexcept { return head().verdict.load(std::memory_order_acquire); }

@@ -96,6 +96,7 @@ struct ChildPlan {
   int output;
   int errors;
   pid_t parent;
+  int death_signal;
 };
 
 // The child between vfork and exec: it borrows the parent's memory, so only system calls here.
@@ -107,7 +108,7 @@ struct ChildPlan {
   sigemptyset(&none);
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
   ::setpgid(0, 0);
-  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  ::prctl(PR_SET_PDEATHSIG, plan.death_signal);
   // The parent may have died before the line above.
   if (::getppid() != plan.parent) ::_exit(127);
   const bool wired = ::dup2(plan.input, STDIN_FILENO) >= 0 &&
@@ -146,7 +147,7 @@ Clock::time_point after(double seconds) {
 
 }  // namespace
 
-Process::Process(const std::vector<std::string>& argv, bool read_output) {
+Process::Process(const std::vector<std::string>& argv, bool read_output, int death_signal) {
   FLOTILLA_ASSERT(!argv.empty());
   const std::string& program = argv[0];
   std::vector<char*> pointers;
@@ -173,8 +174,8 @@ Process::Process(const std::vector<std::string>& argv, bool read_output) {
   errors = above_standard(std::move(errors));
   if (child_input.get() < 0 || child_output.get() < 0 || errors.get() < 0) fail_start(program);
 
-  const ChildPlan plan{pointers.data(), child_input.get(), child_output.get(), errors.get(),
-                       ::getpid()};
+  const ChildPlan plan{pointers.data(), child_input.get(), child_output.get(),
+                       errors.get(),    ::getpid(),        death_signal};
   volatile int error = 0;
   const pid_t pid = start(plan, &error);
   if (error != 0) {

@@ -1,11 +1,12 @@
 // Other programs (ffmpeg), started by argument list: no shell, so any byte may stand in a path.
-// The child gets a group of its own (a Ctrl-C in the terminal does not reach it), dies with the
-// thread that started it, inherits only its three standard streams, and is killed when its Process
-// goes away.
+// The child gets a group of its own (a Ctrl-C in the terminal does not reach it), gets a signal
+// when the thread that started it dies, inherits only its three standard streams, and is killed
+// when its Process goes away.
 #pragma once
 
 #include <sys/types.h>
 
+#include <csignal>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -18,8 +19,9 @@ class Process {
  public:
   // argv[0] is the path of the program. Standard input is a pipe; standard output goes to a pipe
   // when `read_output`, else to nowhere; standard error is kept in memory. The thread that calls
-  // this must outlive the child. Errors: ErrorKind::machine, when it cannot start.
-  Process(const std::vector<std::string>& argv, bool read_output);
+  // this must outlive the child, which gets `death_signal` otherwise. Errors: ErrorKind::machine,
+  // when it cannot start.
+  Process(const std::vector<std::string>& argv, bool read_output, int death_signal = SIGKILL);
   ~Process();
   Process(const Process&) = delete;
   Process& operator=(const Process&) = delete;

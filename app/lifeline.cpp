@@ -1,0 +1,90 @@
+#include "app/lifeline.h"
+
+#include <pthread.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <array>
+#include <csignal>
+#include <cstdlib>
+
+#include "app/control_socket.h"
+#include "app/launcher.h"
+#include "app/process.h"
+#include "base/error.h"
+#include "base/job_report.h"
+#include "base/log.h"
+#include "base/temp_registry.h"
+
+namespace flotilla::app {
+namespace {
+
+// Open MPI's number of this job, which is in the names of its shared-memory files; 0: unknown.
+int64_t openmpi_job() {
+  const char* text = std::getenv("OMPI_MCA_ess_base_jobid");
+  return text == nullptr ? 0 : std::strtoll(text, nullptr, 10);
+}
+
+[[noreturn]] void leave(int exit_code) {
+  remove_temporaries();
+  ::_exit(exit_code);
+}
+
+[[noreturn]] void leave_orphaned() {
+  ::alarm(2);  // ends the process where nobody reads the log any more, and so a line in it blocks
+  if (launched_ranks().rank == 0)
+    log::error("communication", "the flotilla process that started the ranks is gone");
+  leave(exit_code(ErrorKind::communication));
+}
+
+void take_streams(const std::array<int, 2>& streams) {
+  constexpr std::array<int, 2> kTargets = {STDOUT_FILENO, STDERR_FILENO};
+  for (size_t i = 0; i < streams.size(); ++i) {
+    ::dup2(streams[i], kTargets[i]);
+    ::close(streams[i]);
+  }
+}
+
+}  // namespace
+
+bool is_controlled() { return std::getenv(kControllerVariable) != nullptr; }
+
+Lifeline::Lifeline() {
+  if (!is_controlled()) return;
+  Socket socket = connect_to(std::getenv(kControllerVariable));
+  std::array<int, 2> streams{};
+  if (socket.get() < 0 || !receive_welcome(socket.get(), streams)) leave_orphaned();
+  take_streams(streams);
+  fd_ = socket.release();
+  set_report_socket(fd_);
+  send_report({JobReport::What::start, launched_ranks().rank, openmpi_job()});
+  // Signals are for the compute thread.
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  thread_ = std::thread([this] { listen(); });
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+Lifeline::~Lifeline() {
+  if (fd_ < 0) return;
+  closed_ = true;
+  set_report_socket(-1);
+  ::shutdown(fd_, SHUT_RDWR);  // wakes the thread
+  thread_.join();
+  ::close(fd_);
+}
+
+void Lifeline::close(int exit_code) noexcept { send_report({JobReport::What::end, exit_code}); }
+
+void Lifeline::listen() {
+  Order order;
+  while (receive_order(fd_, order)) {
+    if (order.what == Order::What::stop) leave_signal(order.value);
+    if (order.what == Order::What::leave) leave(order.value);
+  }
+  if (!closed_) leave_orphaned();
+}
+
+}  // namespace flotilla::app
