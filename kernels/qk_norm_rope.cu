@@ -10,6 +10,8 @@ constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 // A thread holds this many pairs of vectors of a token's part in registers, at most.
 constexpr int kMaxItems = 4;
+// With one pair a thread: enough bytes in flight to hide the memory's latency.
+constexpr int kBlocksPerProcessor = 3;
 
 template <typename T, int kWidth>
 struct Pair {  // the same columns of a head's first and second half
@@ -63,17 +65,26 @@ __device__ void normalise(Pair<T, kWidth>& pair, const NormRopePart& part, int64
   }
 }
 
+// Angles of the same columns of a head.
 template <typename T, int kWidth>
-__device__ void rotate(const NormRopePart& part, int64_t table_offset, float (&low)[kWidth],
+struct Angles {
+  Pack<T, kWidth> cos;
+  Pack<T, kWidth> sin;
+};
+
+template <typename T, int kWidth>
+__device__ Angles<T, kWidth> load_angles(const QkNormRopeArgs& args, int64_t offset) {
+  return {*reinterpret_cast<const Pack<T, kWidth>*>(static_cast<const T*>(args.cos) + offset),
+          *reinterpret_cast<const Pack<T, kWidth>*>(static_cast<const T*>(args.sin) + offset)};
+}
+
+template <typename T, int kWidth>
+__device__ void rotate(const Angles<T, kWidth>& angles, float (&low)[kWidth],
                        float (&high)[kWidth]) {
-  const auto cos =
-      *reinterpret_cast<const Pack<T, kWidth>*>(static_cast<const T*>(part.cos) + table_offset);
-  const auto sin =
-      *reinterpret_cast<const Pack<T, kWidth>*>(static_cast<const T*>(part.sin) + table_offset);
 #pragma unroll
   for (int j = 0; j < kWidth; ++j) {
-    const float c = to_float(cos.values[j]);
-    const float s = to_float(sin.values[j]);
+    const float c = to_float(angles.cos.values[j]);
+    const float s = to_float(angles.sin.values[j]);
     const float a = low[j];
     const float b = high[j];
     low[j] = a * c - b * s;
@@ -81,9 +92,10 @@ __device__ void rotate(const NormRopePart& part, int64_t table_offset, float (&l
   }
 }
 
-// One block a token at a time, all parts of it together, so that six loads or more are in flight.
+// One block a token at a time, all parts of it together and the angles as well, so that all loads
+// of a token are in flight before the first is used.
 template <typename T, int kWidth, int kParts, int kItems, bool kSend>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kItems == 1 ? kBlocksPerProcessor : 1)
     qk_norm_rope_kernel(const __grid_constant__ QkNormRopeArgs args,
                         const __grid_constant__ ExchangePeers peers) {
   using Vector = Pack<T, kWidth>;
@@ -99,6 +111,7 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t source = (batch * args.tokens + token) * dim;
 
     Pair<T, kWidth> pairs[kParts][kItems];
+    Angles<T, kWidth> angles[kItems];
 #pragma unroll
     for (int p = 0; p < kParts; ++p) {
       const auto* from = static_cast<const T*>(args.part[p].from) + source;
@@ -109,6 +122,18 @@ __global__ void __launch_bounds__(kThreads)
         const T* low = from + place.head * args.head_dim + place.column;
         pairs[p][i].low = *reinterpret_cast<const Vector*>(low);
         pairs[p][i].high = *reinterpret_cast<const Vector*>(low + half);
+      }
+    }
+
+    if (args.cos != nullptr) {
+      const int64_t table_batch = args.table_batches == 1 ? 0 : batch;
+#pragma unroll
+      for (int i = 0; i < kItems; ++i) {
+        if (threadIdx.x + i * kThreads >= packs) continue;
+        const Place place = place_of<kWidth>(args, i);
+        angles[i] = load_angles<T, kWidth>(
+            args,
+            ((table_batch * args.heads + place.head) * args.tokens + token) * half + place.column);
       }
     }
 
@@ -144,14 +169,7 @@ __global__ void __launch_bounds__(kThreads)
           float high[kWidth];
           normalise(pair, part, place.head * args.head_dim + place.column, half, inverse_rms, low,
                     high);
-          if (part.cos != nullptr) {
-            const int64_t table_batch = part.table_batches == 1 ? 0 : batch;
-            rotate<T, kWidth>(
-                part,
-                ((table_batch * args.heads + place.head) * args.tokens + token) * half +
-                    place.column,
-                low, high);
-          }
+          if (part.rotated) rotate(angles[i], low, high);
 #pragma unroll
           for (int j = 0; j < kWidth; ++j) {
             from_float(low[j], pair.low.values[j]);
@@ -227,10 +245,10 @@ constexpr int kWide = 16 / static_cast<int>(sizeof(T));
 template <typename T>
 bool is_wide(const QkNormRopeArgs& args) {
   if (args.head_dim / 2 % kWide<T> != 0) return false;
+  if (!is_aligned(args.cos) || !is_aligned(args.sin)) return false;
   for (int p = 0; p < args.parts; ++p) {
     const NormRopePart& part = args.part[p];
-    for (const void* pointer :
-         {part.from, part.weight, part.cos, part.sin, static_cast<const void*>(part.out)}) {
+    for (const void* pointer : {part.from, part.weight, static_cast<const void*>(part.out)}) {
       if (!is_aligned(pointer)) return false;
     }
     for (const BlockPlace& place : part.to_rank) {

@@ -20,9 +20,7 @@ constexpr int kMaxNormRopeParts = 3;
 struct NormRopePart {
   const void* from = nullptr;    // [batches, tokens, heads * head_dim]
   const void* weight = nullptr;  // [heads * head_dim]; null: neither normalised nor rotated
-  const void* cos = nullptr;     // [table_batches, heads, tokens, head_dim / 2]; null: no rotation
-  const void* sin = nullptr;
-  int64_t table_batches = 1;      // 1: all samples have the same positions
+  bool rotated = false;
   void* out = nullptr;            // like `from`; of launch_qk_norm_rope()
   BlockPlace to_rank[kMaxRanks];  // in the receiver's slot; of launch_qk_norm_rope_send()
 };
@@ -30,6 +28,9 @@ struct NormRopePart {
 struct QkNormRopeArgs {
   int parts = 0;
   NormRopePart part[kMaxNormRopeParts];
+  const void* cos = nullptr;  // [table_batches, heads, tokens, head_dim / 2], of rotated parts
+  const void* sin = nullptr;
+  int64_t table_batches = 1;  // 1: all samples have the same positions
   int64_t batches = 0;
   int64_t tokens = 0;       // of a sample
   int64_t live_tokens = 0;  // the first ones; those behind are padding and are left alone

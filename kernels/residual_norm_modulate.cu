@@ -102,7 +102,8 @@ __global__ void __launch_bounds__(kThreads)
       squares += squares_of(residual<T, kWidth>(args, token, gate_row, packs, i));
   }
   if (args.modulations == 0) return;
-  const float inverse_rms = rsqrtf(block_sum(squares) / static_cast<float>(args.dim) + args.eps);
+  const float inverse_rms =
+      args.normed ? rsqrtf(block_sum(squares) / static_cast<float>(args.dim) + args.eps) : 1.0F;
   if (kItems > 0) {
 #pragma unroll
     for (int item = 0; item < kItems; ++item) {

@@ -1,6 +1,6 @@
 // The element-wise chain between two layers of a block in one pass over the tokens:
 //   x'  = x + update * gate[row]                      (where there is an update)
-//   n   = x' / rms(x')
+//   n   = x' / rms(x')                                (or x' itself, without the norm)
 //   y_i = n * (1 + scale_i[row]) + shift_i[row]       (none, one or two of them)
 // where the row of a token comes from an index or from its sample. Arithmetic in float32, each
 // result rounded once; n is taken of the rounded x'.
@@ -37,6 +37,7 @@ struct ResidualNormModulateArgs {
   int64_t gate_tokens_per_row = 1;  // of the gate, which has no index then
   bool gate_is_indexed = false;     // the gate's rows are those of row_of_token
   int64_t dim = 0;
+  bool normed = true;
   float eps = 0.0F;
   DataType dtype = DataType::float32;
 };

@@ -327,9 +327,12 @@ std::optional<std::vector<at::Tensor>> CudaHeadExchange::exchange_raw(
                     raw.cos.scalar_type() == first.scalar_type());
     FLOTILLA_ASSERT(raw.cos.dim() == 4 && raw.cos.size(1) == heads &&
                     raw.cos.size(2) == args.tokens && raw.cos.sizes() == raw.sin.sizes());
-    out.cos = raw.cos.const_data_ptr();
-    out.sin = raw.sin.const_data_ptr();
-    out.table_batches = raw.cos.size(0);
+    // One table for all: the kernel reads it once a token.
+    if (args.cos != nullptr && args.cos != raw.cos.const_data_ptr()) return std::nullopt;
+    args.cos = raw.cos.const_data_ptr();
+    args.sin = raw.sin.const_data_ptr();
+    args.table_batches = raw.cos.size(0);
+    out.rotated = true;
   }
   if (!kernels::can_qk_norm_rope(args)) return std::nullopt;
   const int64_t slot = begin_call(received, bytes_out);

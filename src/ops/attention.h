@@ -82,6 +82,15 @@ AttentionWeights bind_attention(Binder binder, const AttentionShape& shape) {
 // the caller.
 AttentionCall project_qkv(const AttentionWeights& weights, const at::Tensor& x,
                           const at::Tensor& context, double norm_eps);
+// The two halves of that, where the context is there before the queries: keys and values [B, Tk,
+// H*D]; then the rest.
+struct KeysAndValues {
+  at::Tensor k;
+  at::Tensor v;
+};
+KeysAndValues project_kv(const AttentionWeights& weights, const at::Tensor& context);
+AttentionCall project_q(const AttentionWeights& weights, const at::Tensor& x, KeysAndValues kv,
+                        double norm_eps);
 
 // The output projection, [B, Tq, H*D] -> [B, Tq, query_dim].
 at::Tensor project_out(const AttentionWeights& weights, const at::Tensor& heads_out);

@@ -39,6 +39,26 @@ int64_t tokens_per_row(const at::Tensor& rows, const at::Tensor& x) {
 
 void launched(cudaError_t code) { C10_CUDA_CHECK(code); }
 
+// Adds a modulation of tokens like `x` to the launch; gives its output. The index, where there is
+// one, must be kept by the caller until the launch.
+at::Tensor add_modulation(kernels::ResidualNormModulateArgs& args, const at::Tensor& x,
+                          const TokenModulation& modulation, at::Tensor& index) {
+  auto& out = args.modulation[args.modulations++];
+  out.scale = modulation.scale.const_data_ptr();
+  out.shift = modulation.shift.const_data_ptr();
+  out.row_stride = row_stride(modulation.scale, x);
+  FLOTILLA_ASSERT(row_stride(modulation.shift, x) == out.row_stride);
+  const at::Tensor result = at::empty_like(x);
+  out.out = result.mutable_data_ptr();
+  if (modulation.row_of_token.defined()) {
+    index = modulation.row_of_token.contiguous();
+    args.row_of_token = index.const_data_ptr<int64_t>();
+  } else {
+    args.tokens_per_row = tokens_per_row(modulation.scale, x);
+  }
+  return result;
+}
+
 }  // namespace
 
 bool has_kernels_for(const at::Tensor& x) {
@@ -70,27 +90,32 @@ Residual residual_norm_modulate(const at::Tensor& x, const at::Tensor& update,
     args.gate = gate.rows.const_data_ptr();
     args.gate_row_stride = row_stride(gate.rows, x);
     args.gate_is_indexed = gate.row_of_token.defined();
-    index = gate.row_of_token;
-    if (!args.gate_is_indexed) args.gate_tokens_per_row = tokens_per_row(gate.rows, x);
-  }
-  for (const TokenModulation& modulation : modulations) {
-    auto& out = args.modulation[args.modulations++];
-    out.scale = modulation.scale.const_data_ptr();
-    out.shift = modulation.shift.const_data_ptr();
-    out.row_stride = row_stride(modulation.scale, x);
-    FLOTILLA_ASSERT(row_stride(modulation.shift, x) == out.row_stride);
-    residual.modulated.push_back(at::empty_like(input));
-    out.out = residual.modulated.back().mutable_data_ptr();
-    if (modulation.row_of_token.defined()) {
-      index = modulation.row_of_token;
+    if (args.gate_is_indexed) {
+      index = gate.row_of_token.contiguous();
+      args.row_of_token = index.const_data_ptr<int64_t>();
     } else {
-      args.tokens_per_row = tokens_per_row(modulation.scale, x);
+      args.gate_tokens_per_row = tokens_per_row(gate.rows, x);
     }
   }
-  if (index.defined()) index = index.contiguous();
-  args.row_of_token = index.defined() ? index.const_data_ptr<int64_t>() : nullptr;
+  for (const TokenModulation& modulation : modulations)
+    residual.modulated.push_back(add_modulation(args, input, modulation, index));
   launched(kernels::launch_residual_norm_modulate(args, c10::cuda::getCurrentCUDAStream()));
   return residual;
+}
+
+at::Tensor modulate(const at::Tensor& x, const TokenModulation& modulation) {
+  FLOTILLA_ASSERT(x.dim() == 3);
+  const at::Tensor input = x.contiguous();
+  kernels::ResidualNormModulateArgs args;
+  args.x = input.const_data_ptr();
+  args.tokens = x.size(0) * x.size(1);
+  args.dim = x.size(2);
+  args.normed = false;
+  args.dtype = data_type(x);
+  at::Tensor index;
+  const at::Tensor out = add_modulation(args, input, modulation, index);
+  launched(kernels::launch_residual_norm_modulate(args, c10::cuda::getCurrentCUDAStream()));
+  return out;
 }
 
 at::Tensor gate_heads(const at::Tensor& heads_out, const at::Tensor& logits) {
@@ -124,9 +149,10 @@ at::Tensor norm_rope(const at::Tensor& x, const at::Tensor& weight, double eps, 
   if (rope.defined()) {
     FLOTILLA_ASSERT(rope.cos.is_contiguous() && rope.sin.is_contiguous() &&
                     rope.cos.scalar_type() == x.scalar_type() && rope.cos.size(2) == x.size(1));
-    part.cos = rope.cos.const_data_ptr();
-    part.sin = rope.sin.const_data_ptr();
-    part.table_batches = rope.cos.size(0);
+    args.cos = rope.cos.const_data_ptr();
+    args.sin = rope.sin.const_data_ptr();
+    args.table_batches = rope.cos.size(0);
+    part.rotated = true;
   }
   args.batches = x.size(0);
   args.tokens = args.live_tokens = x.size(1);

@@ -19,6 +19,8 @@ Residual residual_norm_modulate(const at::Tensor& x, const at::Tensor& update,
                                 const TokenGate& gate, double eps,
                                 std::span<const TokenModulation> modulations);
 
+at::Tensor modulate(const at::Tensor& x, const TokenModulation& modulation);
+
 // heads_out [B, T, H*D] * 2 * sigmoid(logits [B, T, H]).
 at::Tensor gate_heads(const at::Tensor& heads_out, const at::Tensor& logits);
 

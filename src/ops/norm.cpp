@@ -16,6 +16,14 @@ at::Tensor modulate(const at::Tensor& x, const at::Tensor& scale, const at::Tens
   return x * (1 + scale) + shift;
 }
 
+at::Tensor modulate(const at::Tensor& x, const TokenModulation& modulation) {
+#ifdef FLOTILLA_CUDA
+  if (cuda::has_kernels_for(x)) return cuda::modulate(x, modulation);
+#endif
+  return modulate(x, expand_rows(modulation.scale, modulation.row_of_token),
+                  expand_rows(modulation.shift, modulation.row_of_token));
+}
+
 at::Tensor rms_norm_modulate_aten(const at::Tensor& x, double eps,
                                   const TokenModulation& modulation) {
   return modulate(rms_norm(x, eps), expand_rows(modulation.scale, modulation.row_of_token),
@@ -45,7 +53,8 @@ Residual residual_norm_modulate(const at::Tensor& x, const at::Tensor& update,
                                 const TokenGate& gate, double eps,
                                 std::span<const TokenModulation> modulations) {
 #ifdef FLOTILLA_CUDA
-  if (cuda::has_kernels_for(x)) return cuda::residual_norm_modulate(x, update, gate, eps, modulations);
+  if (cuda::has_kernels_for(x))
+    return cuda::residual_norm_modulate(x, update, gate, eps, modulations);
 #endif
   return residual_norm_modulate_aten(x, update, gate, eps, modulations);
 }

@@ -46,6 +46,8 @@ Residual residual_norm_modulate_aten(const at::Tensor& x, const at::Tensor& upda
                                      const TokenGate& gate, double eps,
                                      std::span<const TokenModulation> modulations = {});
 
+// x [B, T, D] * (1 + scale) + shift, rows as in TokenModulation. On CUDA one kernel.
+at::Tensor modulate(const at::Tensor& x, const TokenModulation& modulation);
 // x * (1 + scale) + shift.
 at::Tensor modulate(const at::Tensor& x, const at::Tensor& scale, const at::Tensor& shift);
 

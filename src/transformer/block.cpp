@@ -53,20 +53,24 @@ class Stream {
                inputs.row_of_token) {}
 
   // Self-attention and text attention; leaves x as cross-modal attention finds it. `attend` null:
-  // attention over this stream's tokens is always local (audio).
+  // attention over this stream's tokens is always local (audio). The text is projected on `beside`.
   void attend_self_and_text(at::Tensor& x, BlockSet SamplePerturbation::*kind,
-                            AttendFunction attend) {
+                            AttendFunction attend, const gpu::SideStream& beside) {
+    ops::KeysAndValues text_kv;
+    beside.run([&] { text_kv = ops::project_kv(weights_.text_attention, text_context()); });
     const at::Tensor update = self_attention(x, kind, attend);
     const ops::TokenGate self_gate = ada_.gate(kSelfRows + 2);
     if (!args_.config.cross_attention_adaln) {
       x = ops::residual_norm_modulate(x, update, self_gate, eps_).x;
-      const at::Tensor text = attend_text(ops::rms_norm(x, eps_), inputs_.context);
+      beside.join();
+      const at::Tensor text = attend_text(ops::rms_norm(x, eps_), std::move(text_kv));
       return add(x, text, {}, cross_modulations());
     }
     const std::array query = {ada_.modulation(kTextRows + 1, kTextRows)};
     auto [sum, queries] = ops::residual_norm_modulate(x, update, self_gate, eps_, query);
     x = sum;
-    const at::Tensor text = attend_text(queries.front(), modulated_context());
+    beside.join();
+    const at::Tensor text = attend_text(queries.front(), std::move(text_kv));
     add(x, text, ada_.gate(kTextRows + 2), cross_modulations());
   }
 
@@ -124,17 +128,17 @@ class Stream {
     return ops::gate_heads(values, ops::linear(normed, attention.gate), attention.heads);
   }
 
-  at::Tensor attend_text(const at::Tensor& query, const at::Tensor& context) const {
-    ops::AttentionCall call = ops::project_qkv(weights_.text_attention, query, context, eps_);
+  at::Tensor attend_text(const at::Tensor& query, ops::KeysAndValues text) const {
+    ops::AttentionCall call = ops::project_q(weights_.text_attention, query, std::move(text), eps_);
     call.mask = inputs_.context_mask;
     return ops::project_out(weights_.text_attention, ops::attend(call));
   }
 
-  at::Tensor modulated_context() const {
+  at::Tensor text_context() const {
+    if (!args_.config.cross_attention_adaln) return inputs_.context;
     at::Tensor prompt = weights_.prompt_table.unsqueeze(0);  // [1, 2, dim]: shift, scale
     if (inputs_.prompt_rows.defined()) prompt = prompt + inputs_.prompt_rows;
-    return ops::modulate(inputs_.context, prompt.select(1, 1).unsqueeze(1),
-                         prompt.select(1, 0).unsqueeze(1));
+    return ops::modulate(inputs_.context, {prompt.select(1, 1), prompt.select(1, 0), {}});
   }
 
   void add(at::Tensor& x, const at::Tensor& update, const ops::TokenGate& gate,
@@ -213,14 +217,17 @@ void run_block(const BlockWeights& weights, const BlockArgs& args, const StreamI
   // Both directions of cross-modal attention read the tokens as they are before either. The handles
   // also keep what the side reads until it is joined.
   const at::Tensor audio_at_start = x_audio;
-  const gpu::SideStream& side = args.beside_video;
+  const gpu::SideStream in_place;
+  const gpu::SideStream& side = args.beside_video.audio;
   side.run([&] {
     if (run_audio)
-      audio_stream->attend_self_and_text(x_audio, &SamplePerturbation::audio_self, nullptr);
+      audio_stream->attend_self_and_text(x_audio, &SamplePerturbation::audio_self, nullptr,
+                                         in_place);
   });
   if (run_video) {
     video_stream->attend_self_and_text(x_video, &SamplePerturbation::video_self,
-                                       &VideoTokenAttention::self_attention);
+                                       &VideoTokenAttention::self_attention,
+                                       args.beside_video.text);
   }
   side.join();
   const at::Tensor video_before = x_video;

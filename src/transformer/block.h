@@ -55,12 +55,21 @@ struct StreamInputs {
   bool enabled = true;      // false: the stream's tokens are read by the other one but not changed
 };
 
+// What runs beside the video where a GPU has room: audio, which has few tokens, and the projections
+// of the text, which do not wait for anything. In place by default.
+struct Branches {
+  Branches() = default;
+  explicit Branches(at::Device device) : audio(device), text(device) {}
+  gpu::SideStream audio;
+  gpu::SideStream text;
+};
+
 struct BlockArgs {
   const TransformerConfig& config;
   const VideoTokenAttention& attention;
   const Perturbations& perturbations;
   int64_t block_idx = 0;
-  const gpu::SideStream& beside_video;  // where the audio stream runs
+  const Branches& beside_video;
 };
 
 // x_video [B, Tv, video dim] and x_audio [B, Ta, audio dim] are replaced by the block's output.

@@ -19,7 +19,7 @@
 namespace flotilla::transformer {
 
 void run_blocks(const BlockPass& pass, at::Tensor& x_video, at::Tensor& x_audio,
-                const gpu::SideStream& beside_video) {
+                const Branches& beside_video) {
   for (size_t i = 0; i < pass.blocks.size(); ++i) {
     const BlockArgs args{pass.config, pass.attention, pass.perturbations, static_cast<int64_t>(i),
                          beside_video};
@@ -152,8 +152,7 @@ class Captured {
     const c10::cuda::CUDAStreamGuard guard(stream);
     // Thread-local: other threads (encoder, watchdog) may use CUDA meanwhile.
     graph_.capture_begin(pool, cudaStreamCaptureModeThreadLocal);
-    // Audio has few tokens: its kernels fit beside those of the video.
-    run_blocks(with_buffers, out_video_, out_audio_, gpu::SideStream(stream.device()));
+    run_blocks(with_buffers, out_video_, out_audio_, Branches(stream.device()));
     graph_.capture_end();
   }
 

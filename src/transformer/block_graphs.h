@@ -24,10 +24,10 @@ struct BlockPass {
   const StreamInputs* audio;
 };
 
-// Every block in turn, audio on `beside_video`; x_video [B, Tv, video dim] and x_audio [B, Ta,
+// Every block in turn; x_video [B, Tv, video dim] and x_audio [B, Ta,
 // audio dim] are replaced.
 void run_blocks(const BlockPass& pass, at::Tensor& x_video, at::Tensor& x_audio,
-                const gpu::SideStream& beside_video = gpu::SideStream());
+                const Branches& beside_video = Branches());
 
 class BlockGraphs {
  public:

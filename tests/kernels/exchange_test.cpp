@@ -251,6 +251,8 @@ void norm_rope_send(const Sizes& sizes, at::ScalarType dtype) {
       alive.push_back(own);
       return own.const_data_ptr();
     };
+    args.cos = table(call.q_rope.cos);
+    args.sin = table(call.q_rope.sin);
     const at::Tensor* from[] = {&call.q, &call.k, &call.v};
     const at::Tensor* weights[] = {&call.q_norm, &call.k_norm, nullptr};
     for (int p = 0; p < 3; ++p) {
@@ -258,8 +260,7 @@ void norm_rope_send(const Sizes& sizes, at::ScalarType dtype) {
       args.part[p].from = alive.back().const_data_ptr();
       if (weights[p] != nullptr) {
         args.part[p].weight = weights[p]->const_data_ptr();
-        args.part[p].cos = table(call.q_rope.cos);
-        args.part[p].sin = table(call.q_rope.sin);
+        args.part[p].rotated = true;
       }
       for (int peer = 0; peer < sizes.ranks; ++peer) {
         args.part[p].to_rank[peer] = tokens_to_heads(shards, sizes.batch, token_bytes, r, peer).to;
@@ -312,11 +313,11 @@ TEST(QkNormRopeTest, LocalKernelEqualsTheTwin) {
       args.parts = 1;
       args.part[0] = {.from = call.q.const_data_ptr(),
                       .weight = call.q_norm.const_data_ptr(),
-                      .cos = call.q_rope.cos.const_data_ptr(),
-                      .sin = call.q_rope.sin.const_data_ptr(),
-                      .table_batches = 1,
+                      .rotated = true,
                       .out = out.mutable_data_ptr(),
                       .to_rank = {}};
+      args.cos = call.q_rope.cos.const_data_ptr();
+      args.sin = call.q_rope.sin.const_data_ptr();
       args.batches = sizes.batch;
       args.tokens = args.live_tokens = sizes.tokens;
       args.heads = sizes.heads;

@@ -87,7 +87,7 @@ class BlockGoldenTest : public ::testing::TestWithParam<std::string> {
 
 TEST_P(BlockGoldenTest, EveryNamedCaseMatches) {
   const transformer::LocalVideoTokenAttention local;
-  const gpu::SideStream in_place;
+  const transformer::Branches in_place;
   for (const auto& [name, perturbations] : kCases) {
     const auto video = stored_inputs("video", name == "masked");
     const auto audio = stored_inputs("audio", name == "masked");
