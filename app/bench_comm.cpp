@@ -191,6 +191,7 @@ Settings read_settings(const po::variables_map& values) {
   settings.comm.warmup = values["warmup"].as<int>();
   settings.comm.iters = values["iters"].as<int>();
   settings.comm.calls = values["calls"].as<int>();
+  settings.comm.collectives = values.count("exchanges-only") == 0;
   settings.comm.limit_s = values["limit"].as<double>();
   if (settings.comm.warmup < 0 || settings.comm.iters < 1 || settings.comm.calls < 1)
     fail(ErrorKind::usage, "--warmup must be 0 or more, --iters and --calls 1 or more");
@@ -241,6 +242,7 @@ int bench_comm(const Arguments& arguments) {
   add("calls", count(20), "calls of a sample on GPUs, between two waits for the device");
   add("limit", po::value<double>()->default_value(5),
       "seconds of one operation at one size, about: slow ones get fewer samples");
+  add("exchanges-only", "without the collectives");
   add("min-busbw", po::value<double>()->default_value(0),
       "GB/s that an exchange of 1 MiB or more must reach; 0: any");
   add("allow-shared-device", "several ranks may have one GPU");

@@ -67,6 +67,7 @@ class CommBench {
                      const std::string& suffix);
   void add_raw_exchange(std::vector<Case>& cases, int64_t tokens);
   void add_collectives(std::vector<Case>& cases, int64_t tokens);
+  void add_yardstick(std::vector<Case>& cases, int64_t tokens);  // the last one of a size
   CommRecord measure(const Case& item, int64_t tokens);
 
   Range own_tokens(int64_t tokens) const {
@@ -78,6 +79,10 @@ class CommBench {
   }
   at::Tensor marked(int64_t samples, Range tokens, Range width) const {
     return pattern(places(samples, tokens, width, device_), settings_.dtype);
+  }
+  // The values from `first` on of a row of `count`.
+  at::Tensor numbers(int64_t first, int64_t size, int64_t count) const {
+    return marked(1, whole(1), {first, first + size, count}).view({-1});
   }
   double leaving() const { return static_cast<double>(ranks_ - 1) / static_cast<double>(ranks_); }
   int calls() const { return device_.is_cuda() ? settings_.calls : 1; }
@@ -149,7 +154,8 @@ std::vector<Case> CommBench::cases(int64_t tokens) {
     add_raw_exchange(cases, tokens);
   }
   if (nccl_exchange_) add_exchanges(cases, tokens, *nccl_exchange_, "_nccl");
-  add_collectives(cases, tokens);
+  if (settings_.collectives) add_collectives(cases, tokens);
+  add_yardstick(cases, tokens);
   return cases;
 }
 
@@ -233,18 +239,15 @@ void CommBench::add_raw_exchange(std::vector<Case>& cases, int64_t tokens) {
 }
 
 void CommBench::add_collectives(std::vector<Case>& cases, int64_t tokens) {
-  const int64_t count = 3 * tokens * settings_.width();
   const int64_t bytes = 3 * tokens * settings_.row_bytes();
+  const int64_t count = 3 * tokens * settings_.width();
   const int64_t slice = count / ranks_;
-  const auto numbers = [&](int64_t first, int64_t size) {
-    return marked(1, whole(1), {first, first + size, count}).view({-1});
-  };
   cases.push_back({"all_gather", bytes, leaving(), nccl_ ? calls() : 1,
-                   numbers(rank_ * slice, slice), numbers(0, count).view({ranks_, slice}),
+                   numbers(rank_ * slice, slice, count),
+                   numbers(0, count, count).view({ranks_, slice}),
                    [this](const at::Tensor& part) { return Tensors{comm_.all_gather(part)}; }});
-
   // Small values, so that every sum is exact in every type.
-  const at::Tensor small = numbers(0, count).remainder(8);
+  const at::Tensor small = numbers(0, count, count).remainder(8);
   cases.push_back({"all_reduce", bytes, 2 * leaving(), 1, small + rank_,
                    small * ranks_ + ranks_ * (ranks_ - 1) / 2, [this](at::Tensor summed) {
                      comm_.all_reduce_sum(summed);
@@ -255,16 +258,20 @@ void CommBench::add_collectives(std::vector<Case>& cases, int64_t tokens) {
                      comm_.broadcast(tensor, 0);
                      return Tensors{tensor};
                    }});
+}
 
-  // Part j of rank i carries i * N + j in front of its values.
+void CommBench::add_yardstick(std::vector<Case>& cases, int64_t tokens) {
+  const int64_t count = 3 * tokens * settings_.width();
+  // Part j of rank i carries i * N + j in front of small values.
+  const at::Tensor small = numbers(0, count / ranks_, count).remainder(8);
   Tensors outgoing, incoming;
   for (int64_t r = 0; r < ranks_; ++r) {
-    outgoing.push_back(small.narrow(0, 0, slice) + (rank_ * ranks_ + r));
-    incoming.push_back(small.narrow(0, 0, slice) + (r * ranks_ + rank_));
+    outgoing.push_back(small + (rank_ * ranks_ + r));
+    incoming.push_back(small + (r * ranks_ + rank_));
   }
   at::Tensor received = at::empty({count}, small.options());
-  cases.push_back({nccl_ ? "NCCL all-to-all" : "MPI_Alltoall", bytes, leaving(),
-                   nccl_ ? calls() : 1, at::cat(outgoing), at::cat(incoming),
+  cases.push_back({nccl_ ? "NCCL all-to-all" : "MPI_Alltoall", 3 * tokens * settings_.row_bytes(),
+                   leaving(), nccl_ ? calls() : 1, at::cat(outgoing), at::cat(incoming),
                    [this, received](const at::Tensor& sent) mutable {
                      comm::plain_all_to_all(comm_, sent, received);
                      return Tensors{received};

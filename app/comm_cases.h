@@ -20,6 +20,7 @@ struct CommSettings {
   // A sample on a GPU is so many calls, one behind another between two waits for the device, of
   // those that need not wait for themselves. On a CPU it is one call.
   int calls = 1;
+  bool collectives = true;  // beside the exchanges and the plain all-to-all
   double limit_s = 0;  // of one operation at one size, about: fewer samples then, three at least
 
   int64_t width() const { return heads * head_dim; }

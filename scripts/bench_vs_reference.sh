@@ -152,7 +152,7 @@ measure_exchange() {
     timeout 40 "$python" scripts/reference_exchange.py run --build "$work/all2all" --ranks 2 \
       --tokens 24576 --json "$out/exchange_reference_$round.json" >"$out/exchange_reference_$round.txt" 2>&1 ||
       skip "the exchange of the reference, round $round: $(tail -1 "$out/exchange_reference_$round.txt")"
-    timeout 60 "$mpiexec" -n 2 "$program" bench comm --allow-shared-device --tokens 24576 --limit 1 \
+    timeout 60 "$mpiexec" -n 2 "$program" bench comm --allow-shared-device --exchanges-only --tokens 24576 --limit 1 \
       --json "$out/exchange_ours_$round.json" >"$out/exchange_ours_$round.txt" 2>&1 ||
       skip "flotilla bench comm, round $round: $(tail -1 "$out/exchange_ours_$round.txt")"
   done
