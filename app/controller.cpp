@@ -92,7 +92,7 @@ class Controller {
 
   int num_started() const;
   int result() const;
-  int lost_ranks() const;
+  int explain_loss() const;
 
   const ControlRequest request_;
   const bool can_stop_;
@@ -243,14 +243,14 @@ int Controller::result() const {
                      io::describe_status(*mpirun_status_), words.empty() ? "" : ": ", words));
   }
   // A rank that was lost first is the reason for what the others met, unless one has said more.
-  if (verdict_ || first_lost_ || num_started() < request_.ranks) return lost_ranks();
+  if (verdict_ || first_lost_ || num_started() < request_.ranks) return explain_loss();
   for (const Rank& rank : ranks_) {
     if (*rank.end != 0) return *rank.end;
   }
   return 0;
 }
 
-int Controller::lost_ranks() const {
+int Controller::explain_loss() const {
   // mpirun ends all others a second after the first one's own error.
   for (const Rank& rank : ranks_) {
     if (!verdict_ && rank.end.value_or(0) != 0) return *rank.end;
