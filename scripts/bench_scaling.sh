@@ -90,6 +90,11 @@ if [ -z "$ranks" ]; then
 fi
 largest=1
 for n in $ranks; do [ "$n" -le "$largest" ] || largest=$n; done
+shared_bench=() shared_job=()
+if [ "$gpus" -gt 0 ] && [ "$largest" -gt "$gpus" ]; then
+  say "$largest ranks on $gpus GPUs: shared, so times say nothing about scaling"
+  shared_bench=(--allow-shared-device) shared_job=(--set allow_shared_device=true)
+fi
 [ ${#clips[@]} -gt 0 ] || clips=(--clip 768x512x121 --clip 1536x1024x121)
 true_size=$work/model
 make_true_size() {
@@ -97,7 +102,7 @@ make_true_size() {
     --tokenizer models/demo/gemma >"$details/make_sparse.txt" 2>&1 || skip 'files of true size: make_sparse_ltx23.py'
 }
 true_size_models() {
-  models=(--set "models.checkpoint=$(echo "$true_size"/*distilled.safetensors)"
+  models=("${shared_job[@]}" --set "models.checkpoint=$(echo "$true_size"/*distilled.safetensors)"
     --set "models.spatial_upsampler=$(echo "$true_size"/*upscaler*.safetensors)"
     --set "models.text_encoder=$(echo "$true_size"/gemma*)")
 }
@@ -119,7 +124,8 @@ topology() {
 
 comm() {
   if [ -n "$reference" ] && [ "$gpus" -gt 1 ]; then
-    attempt reference_build 150 "$python" scripts/reference_exchange.py build --reference "$reference" --build "$work/all2all"
+    attempt reference_build 150 \
+      "$python" scripts/reference_exchange.py build --reference "$reference" --build "$work/all2all"
   else
     skip "the reference's exchange: needs --reference and two GPUs"
   fi
@@ -128,10 +134,13 @@ comm() {
   for n in $ranks; do
     [ "$n" -gt 1 ] || continue
     on_ranks "$n"
-    attempt "comm_clips_$n" 90 "${start[@]}" "$program" bench comm --tokens "$tokens" --limit 2 --json "$details/comm_clips_$n.json"
-    attempt "comm_sizes_$n" 120 "${start[@]}" "$program" bench comm --min-bytes 65536 --max-bytes "$largest_bytes" \
+    attempt "comm_clips_$n" 90 "${start[@]}" "$program" bench comm "${shared_bench[@]}" --tokens "$tokens" --limit 2 \
+      --json "$details/comm_clips_$n.json"
+    attempt "comm_sizes_$n" 120 "${start[@]}" \
+      "$program" bench comm "${shared_bench[@]}" --min-bytes 65536 --max-bytes "$largest_bytes" \
       --heads 32 --head-dim 128 --type bf16 --limit 1 --json "$details/comm_sizes_$n.json"
-    [ ! -f "$work/all2all/all2all_cpp.so" ] || attempt "reference_exchange_$n" 60 "$python" scripts/reference_exchange.py \
+    [ ! -f "$work/all2all/all2all_cpp.so" ] || attempt "reference_exchange_$n" 60 \
+      "$python" scripts/reference_exchange.py \
       run --build "$work/all2all" --ranks "$n" --json "$details/reference_exchange_$n.json"
   done
 }
@@ -147,8 +156,8 @@ step() {
   for precision in "${precisions[@]}"; do
     for n in $ranks; do
       on_ranks "$n"
-      attempt "step_${precision}_$n" 120 "${start[@]}" "$program" bench step --model "$model" "${clips[@]}" \
-        --precision "$precision" --warmup 3 --iters 7 --json "$details/step_${precision}_$n.json"
+      attempt "step_${precision}_$n" 120 "${start[@]}" "$program" bench step "${shared_bench[@]}" --model "$model" \
+        "${clips[@]}" --precision "$precision" --warmup 3 --iters 7 --json "$details/step_${precision}_$n.json"
     done
   done
 }
@@ -158,7 +167,8 @@ selftest() {
     [ "$n" -gt 1 ] || continue
     on_ranks "$n"
     for job in demo demo_two_stages; do
-      attempt "selftest_${job}_$n" 120 "${start[@]}" "$program" selftest "configs/$job.yaml" --quiet
+      attempt "selftest_${job}_$n" 120 "${start[@]}" "$program" selftest "configs/$job.yaml" \
+        "${shared_job[@]}" --set precision=fp32 --quiet
     done
   done
 }
@@ -169,11 +179,13 @@ end_to_end() {
     on_ranks "$n"
     for job in demo demo_two_stages; do
       for run in cold warm; do
-        attempt "end_to_end_${job}_${n}_$run" 120 "${start[@]}" "$program" run "configs/$job.yaml" --overwrite --quiet \
+        attempt "end_to_end_${job}_${n}_$run" 120 "${start[@]}" "$program" run "configs/$job.yaml" "${shared_job[@]}" \
+          --overwrite --quiet \
           --output "$work/clip.mp4" --set output.latents= --set output.contact_sheet= \
           --metrics "$details/end_to_end_${job}_${n}_$run.json"
       done
-      attempt "forecast_${job}_$n" 30 "$program" run "configs/$job.yaml" --dry-run --json --world "$n" --overwrite \
+      attempt "forecast_${job}_$n" 30 "$program" run "configs/$job.yaml" "${shared_job[@]}" --dry-run \
+        --json --world "$n" --overwrite \
         --output "$work/clip.mp4" --set output.latents= --set output.contact_sheet= \
         --set output.metrics= --measured "$details/end_to_end_${job}_${n}_warm.json" &&
         cp "$details/forecast_${job}_$n.txt" "$details/forecast_${job}_$n.json"
@@ -188,18 +200,23 @@ fault() {
     local name=fault_${place%%,*} before after code=0 begin
     before=$(ls /dev/shm)
     begin=$(date +%s.%N)
-    FLOTILLA_TEST_FAULT=rank=1,phase=$place,do=kill timeout -k 10 120 "${start[@]}" "$program" run configs/demo.yaml \
-      --overwrite --output "$work/killed.mp4" --set output.latents= --set output.contact_sheet= --set output.metrics= \
+    FLOTILLA_SCALING_RUN=$begin FLOTILLA_TEST_FAULT=rank=1,phase=$place,do=kill \
+      timeout -k 10 120 "${start[@]}" "$program" run configs/demo.yaml \
+      "${shared_job[@]}" --overwrite --output "$work/killed.mp4" --set output.latents= --set output.contact_sheet= \
+      --set output.metrics= \
       >"$details/$name.txt" 2>&1 </dev/null || code=$?
     after=$(ls /dev/shm)
-    "$python" - "$name" "$code" "$begin" "$before" "$after" "$details/$name.txt" "$program" >>"$details/faults.jsonl" <<'PYTHON'
+    "$python" - "$name" "$code" "$begin" "$before" "$after" "$details/$name.txt" \
+      "$program" >>"$details/faults.jsonl" <<'PYTHON'
 import json, os, pathlib, sys, time
 name, code, begin, before, after, log, program = sys.argv[1:]
 seconds = time.time() - float(begin)
+mark = f"FLOTILLA_SCALING_RUN={begin}".encode()
 alive = []
 for process in pathlib.Path("/proc").glob("[0-9]*"):
     try:
-        alive += [process.name] if os.readlink(process / "exe") == program else []
+        ours = os.readlink(process / "exe") == program and mark in (process / "environ").read_bytes()
+        alive += [process.name] if ours else []
     except OSError:  # it has ended, or is not ours to see
         pass
 errors = [line for line in pathlib.Path(log).read_text(errors="replace").splitlines() if " ERROR " in line]
@@ -214,10 +231,12 @@ PYTHON
 load() {
   for n in $ranks; do
     on_ranks "$n"
-    attempt "load_demo_$n" 60 "${start[@]}" "$program" bench load --job configs/demo.yaml --json "$details/load_demo_$n.json"
+    attempt "load_demo_$n" 60 "${start[@]}" "$program" bench load --job configs/demo.yaml "${shared_job[@]}" \
+      --json "$details/load_demo_$n.json"
     if [ "$gpus" -gt 0 ]; then
       make_true_size; true_size_models
-      attempt "load_full_$n" 150 "${start[@]}" "$program" bench load --job configs/distilled.yaml "${models[@]}" --iters 2 --json "$details/load_full_$n.json"
+      attempt "load_full_$n" 150 "${start[@]}" "$program" bench load --job configs/distilled.yaml "${models[@]}" \
+        --iters 2 --json "$details/load_full_$n.json"
     fi
   done
   [ "$gpus" -gt 0 ] || skip 'load at true size: no GPU'
@@ -226,7 +245,8 @@ load() {
 lora() {
   for n in $ranks; do
     on_ranks "$n"
-    attempt "lora_demo_$n" 60 "${start[@]}" "$program" bench lora --job configs/demo_two_stages.yaml --json "$details/lora_demo_$n.json"
+    attempt "lora_demo_$n" 60 "${start[@]}" \
+      "$program" bench lora --job configs/demo_two_stages.yaml "${shared_job[@]}" --json "$details/lora_demo_$n.json"
     if [ "$gpus" -gt 0 ]; then
       make_true_size; true_size_models
       attempt "lora_full_$n" 150 "${start[@]}" "$program" bench lora --job configs/two_stages.yaml "${models[@]}" \
@@ -245,7 +265,8 @@ full() {
     for job in distilled two_stages; do
       local more=()
       [ "$job" = distilled ] || more=(--set "models.distilled_lora.path=$(echo "$true_size"/*lora*.safetensors)")
-      attempt "end_to_end_full_${job}_${n}_warm" 240 "${start[@]}" "$program" run "configs/$job.yaml" --overwrite "${models[@]}" \
+      attempt "end_to_end_full_${job}_${n}_warm" 240 "${start[@]}" "$program" run "configs/$job.yaml" \
+        --overwrite "${models[@]}" \
         "${more[@]}" --output "$work/clip.mp4" --metrics "$details/end_to_end_full_${job}_${n}_warm.json"
     done
   done
