@@ -39,7 +39,9 @@ Latents render(config::LoadedJob loaded, const pipeline::Ranks& ranks, bool exac
   }
   const auto prepared = ranks.agreed(
       [&] { return pipeline::prepare_job(loaded, host(), pipeline::Outputs::ignored, ranks); });
-  return pipeline::run_latents(prepared, ranks);
+  // On the host: a rank's runs alone and together may be on different GPUs.
+  const Latents made = pipeline::run_latents(prepared, ranks);
+  return {made.video.cpu(), made.audio.cpu()};
 }
 
 // Largest difference over both streams, as a share of the largest value; infinite for NaN.

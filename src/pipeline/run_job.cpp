@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <random>
 #include <utility>
 
@@ -317,7 +316,7 @@ Phases decode_job(const PreparedJob& prepared, const io::LatentsFile& file, cons
 
 ClipLatents run_latents(const PreparedJob& prepared, const Ranks& ranks) {
   ranks.attach_gpus(prepared.plan.gpus);
-  Phases phases(prepared.plan.device);
+  Phases phases(prepared.plan.device, ranks);
   config::Job job = prepared.job;
   const Session session{job, *prepared.files, prepared.plan, phases, prepared.ffmpeg, ranks};
   settle_prompt(job, session);
