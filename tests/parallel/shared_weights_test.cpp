@@ -1,5 +1,5 @@
-// Weights of several ranks: read once together, LoRAs swapped in shares, errors of one rank, and
-// the host memory that it takes.
+// Weights of several ranks: read once together, LoRAs swapped in shares and what a transformer
+// computes with them, errors of one rank, and the host memory that it takes.
 #include "parallel/shared_weights.h"
 
 #include <ATen/ATen.h>
@@ -15,6 +15,8 @@
 #include "support/golden.h"
 #include "support/mpi_main.h"
 #include "support/safetensors_file.h"
+#include "transformer/inputs.h"
+#include "transformer/transformer.h"
 
 namespace flotilla {
 namespace {
@@ -216,6 +218,77 @@ TEST_F(SharedWeightsTest, FactorsOfALaterSetAreCheckedBefore) {
   const int64_t read = good.file->checkpoint().bytes_read();
   weights.set_loras(set);
   EXPECT_EQ(good.file->checkpoint().bytes_read(), read);
+}
+
+// The tiny transformer with LoRAs that share some of its weights.
+class SwappedTransformerTest : public SharedWeightsTest {
+ protected:
+  SwappedTransformerTest() : golden_("lora") {
+    Tensors tensors;
+    const auto model = checkpoint();
+    for (const auto& [name, info] : model->tensors()) {
+      const std::string module = name.substr(0, name.rfind('.'));
+      if (!name.ends_with("attn1.to_v.weight") || !name.starts_with(kBlocks)) continue;
+      for (auto& [factor, rows] : factors(module, info.shape[0], info.shape[1]))
+        tensors[factor] = rows * 0.1;
+    }
+    EXPECT_FALSE(tensors.empty());
+    write("values", tensors);
+    world().barrier("written", 60);
+    a_ = {std::make_shared<LoraFile>(test::open_tiny("ltx23-distilled-lora.safetensors")), 1.0};
+    b_ = lora("values", -0.5);
+  }
+
+  static std::shared_ptr<const loader::Checkpoint> checkpoint() {
+    return test::open_tiny("ltx23-dev.safetensors");
+  }
+  static transformer::Transformer shared_model(at::ScalarType dtype) {
+    return {checkpoint(), dtype, at::kCPU,
+            [](WeightArena& arena) { parallel::load_shared(arena, world()); }};
+  }
+
+  // Velocities of all tokens, video then audio, as one row.
+  at::Tensor forward(const transformer::Transformer& model, at::ScalarType dtype) const {
+    auto video = test::read_modality(golden_, "video");
+    auto audio = test::read_modality(golden_, "audio");
+    for (auto* modality : {&video, &audio}) {
+      modality->latent = modality->latent.to(dtype);
+      modality->context = modality->context.to(dtype);
+    }
+    const auto rope = transformer::make_rope_tables(model.config(), golden_["video.positions"],
+                                                    golden_["audio.positions"], dtype);
+    const auto velocity = model.forward(&video, &audio, rope);
+    return at::cat({velocity.video.flatten(), velocity.audio.flatten()});
+  }
+  // Of a model that no other set was ever in, in a process that knows of no others.
+  at::Tensor forward_fresh(const std::vector<LoraWithStrength>& loras, at::ScalarType dtype) const {
+    const transformer::Transformer model(checkpoint(), dtype, at::kCPU);
+    SharedWeights(model.arena(), nullptr).set_loras(model.lora_set(loras));
+    return forward(model, dtype);
+  }
+
+  static constexpr const char* kBlocks = "model.diffusion_model.transformer_blocks.";
+  test::Golden golden_;
+  LoraWithStrength a_, b_;
+};
+
+TEST_F(SwappedTransformerTest, VelocitiesAreThoseOfAFreshModel) {
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    const transformer::Transformer model = shared_model(dtype);
+    SharedWeights weights(model.arena(), &world());
+    std::vector<at::Tensor> velocities;
+    for (const auto& loras :
+         std::vector<std::vector<LoraWithStrength>>{{}, {a_}, {b_}, {a_, b_}, {}}) {
+      weights.set_loras(model.lora_set(loras));
+      velocities.push_back(forward(model, dtype));
+      EXPECT_TRUE(test::same_bytes(velocities.back(), forward_fresh(loras, dtype)))
+          << velocities.size();
+    }
+    EXPECT_TRUE(test::same_bytes(velocities.front(), velocities.back()));
+    EXPECT_TRUE(velocities.front().isfinite().all().item<bool>());
+    for (size_t i = 1; i + 1 < velocities.size(); ++i)
+      EXPECT_FALSE(at::equal(velocities[i - 1], velocities[i])) << i;
+  }
 }
 
 int64_t status_bytes(const std::string& key) {
