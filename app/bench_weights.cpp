@@ -95,15 +95,17 @@ class Bench {
 
 int64_t load_text(const pipeline::PreparedJob& prepared, const pipeline::Ranks& ranks) {
   const auto& [job, files, plan] = std::tie(prepared.job, *prepared.files, prepared.plan);
-  parallel::DistributedTextEncoder encoder(
-      ranks.context != nullptr ? &ranks.context->text() : nullptr,
-      parallel::TextEncoderSetup{.checkpoint = files.transformer(),
-                                 .folder = files.text_encoder(),
-                                 .dtype = plan.dtype,
-                                 .device = plan.device,
-                                 .split = job.text.parallel});
-  encoder.load();
-  return encoder.bytes_read();
+  const auto encoder = ranks.agreed([&] {
+    return std::make_unique<parallel::DistributedTextEncoder>(
+        ranks.context != nullptr ? &ranks.context->text() : nullptr,
+        parallel::TextEncoderSetup{.checkpoint = files.transformer(),
+                                   .folder = files.text_encoder(),
+                                   .dtype = plan.dtype,
+                                   .device = plan.device,
+                                   .split = job.text.parallel});
+  });
+  encoder->load();
+  return encoder->bytes_read();
 }
 
 void bench_models(Bench& bench, const pipeline::PreparedJob& prepared,

@@ -5,11 +5,36 @@
 #include <utility>
 
 #include "base/error.h"
+#include "comm/agreement.h"
+#include "parallel/shared_weights.h"
 
 namespace flotilla::parallel {
 namespace {
 
 constexpr int kStateTag = 0;
+
+// `load` reads an arena that the ranks with `takes_part` hold alike; they read it together, and all
+// ranks learn how that went. Collective over `ranks`.
+template <typename Load>
+void load_together(comm::Communicator& ranks, bool takes_part, const Load& load) {
+  const auto group = ranks.split(takes_part ? 0 : 1 + ranks.rank());
+  const auto load_share = [&] {
+    if (!takes_part) return;
+    try {
+      load([&](loader::WeightArena& arena) { load_shared(arena, *group); });
+    } catch (const comm::AgreedError& error) {
+      // Agreed in the group alone: here it is this rank's own error, which the others wait for.
+      throw Error(error.kind(), error.what());
+    }
+  };
+  try {
+    comm::agreed(ranks, load_share);
+  } catch (const comm::AgreedError&) {
+    group->close();
+    throw;
+  }
+  group->close();
+}
 
 text::LayerRange all_layers(const text::Gemma& gemma) { return {0, gemma.config().num_layers()}; }
 
@@ -61,8 +86,22 @@ std::optional<text::LayerRange> DistributedTextEncoder::layers_to_hold(int64_t n
 }
 
 void DistributedTextEncoder::load() {
-  if (gemma_ != nullptr && !is_given_) gemma_->load();
-  if (holds_contexts()) contexts_->load();
+  const bool reads_gemma = gemma_ != nullptr && !is_given_;
+  if (ranks_ != nullptr && split_ == config::TextParallel::replicate) {
+    load_together(*ranks_, reads_gemma, [&](const auto& load_arena) { gemma_->load(load_arena); });
+    load_together(*ranks_, holds_contexts(),
+                  [&](const auto& load_arena) { contexts_->load(load_arena); });
+    return;
+  }
+  const auto load_own = [&] {
+    if (reads_gemma) gemma_->load();
+    if (holds_contexts()) contexts_->load();
+  };
+  if (ranks_ == nullptr) {
+    load_own();
+  } else {
+    comm::agreed(*ranks_, load_own);
+  }
 }
 
 int64_t DistributedTextEncoder::bytes_read() const {

@@ -5,7 +5,7 @@
 //              the tokens goes from rank to rank. All states meet on the last rank, which holds the
 //              text projection and the connectors. Prompts follow each other through the ranks.
 //   replicate  Prompts are dealt over the ranks; a rank that has one holds everything, the others
-//              nothing.
+//              nothing. Those that have one read a share each and pass it on.
 //
 // More ranks than layers or prompts is legal: some have nothing to do.
 #pragma once
@@ -44,7 +44,8 @@ class DistributedTextEncoder {
   // a process alone; must outlive this object. Local. Errors: those of Gemma and ContextBuilder.
   DistributedTextEncoder(comm::Communicator* ranks, const TextEncoderSetup& setup);
 
-  // Reads this rank's weights. Local, once.
+  // Reads the weights, which all ranks together read once. Once. Collective, when every rank has
+  // made its object: agree on that before. Errors, agreed: see WeightArena::load().
   void load();
 
   // Collective. As many prompts as the set-up says, the same on all ranks; each result on every

@@ -96,7 +96,7 @@ void encode_missing(const Session& session, std::shared_ptr<text::Gemma> gemma,
   const auto& [files, plan] = std::tie(session.files, session.plan);
   const auto encoder = session.ranks.agreed([&] {
     return session.phases.run("load_text", [&] {
-      auto made = std::make_unique<parallel::DistributedTextEncoder>(
+      return std::make_unique<parallel::DistributedTextEncoder>(
           text_ranks(session),
           parallel::TextEncoderSetup{.checkpoint = files.transformer(),
                                      .folder = files.text_encoder(),
@@ -105,11 +105,10 @@ void encode_missing(const Session& session, std::shared_ptr<text::Gemma> gemma,
                                      .split = session.job.text.parallel,
                                      .num_prompts = static_cast<int64_t>(missing.size()),
                                      .gemma = std::move(gemma)});
-      made->load();
-      session.phases.add_bytes_read(made->bytes_read());
-      return made;
     });
   });
+  session.phases.run("load_text", [&] { encoder->load(); });
+  session.phases.add_bytes_read(encoder->bytes_read());
   session.safe_point();
   session.phases.run("text", [&] {
     std::vector<text::TokenizedPrompt> tokens;

@@ -1,15 +1,21 @@
 // The text encoder spread over the ranks against the one of a single process: equal bytes on every
-// rank for any number of ranks and prompts, and no file read twice.
+// rank for any number of ranks and prompts, no file read twice, and errors told by all.
 #include <ATen/ATen.h>
 #include <fmt/format.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
+#include <map>
 
+#include "comm/agreement.h"
 #include "parallel/distributed_text_encoder.h"
 #include "support/compare.h"
 #include "support/golden.h"
 #include "support/mpi_main.h"
+#include "support/safetensors_file.h"
+#include "support/temp_dir.h"
 #include "text/prompt_encoder.h"
 
 namespace flotilla::parallel {
@@ -137,12 +143,17 @@ int64_t bytes_of_one_encoder(const char* model) {
   return alone.gemma().bytes_read() + checkpoint->bytes_read();
 }
 
-TEST(DistributedTextTest, ShardedWeightsAreReadOnceByAllRanksTogether) {
-  const TextEncoderSetup setup = setup_of(kModels[1], TextParallel::shard, 2);
-  DistributedTextEncoder encoder(&ranks(), setup);
-  EXPECT_EQ(bytes_of_all_ranks(encoder, setup), 0);
-  encoder.load();
-  EXPECT_EQ(bytes_of_all_ranks(encoder, setup), bytes_of_one_encoder(kModels[1]));
+TEST(DistributedTextTest, WeightsAreReadOnceByAllRanksTogether) {
+  for (const auto split : {TextParallel::shard, TextParallel::replicate}) {
+    for (const size_t count : {1, 2, 3}) {
+      SCOPED_TRACE(fmt::format("{} prompts", count));
+      const TextEncoderSetup setup = setup_of(kModels[1], split, count);
+      DistributedTextEncoder encoder(&ranks(), setup);
+      EXPECT_EQ(bytes_of_all_ranks(encoder, setup), 0);
+      encoder.load();
+      EXPECT_EQ(bytes_of_all_ranks(encoder, setup), bytes_of_one_encoder(kModels[1]));
+    }
+  }
 }
 
 TEST(DistributedTextTest, RankWithoutPromptHoldsNothing) {
@@ -150,8 +161,42 @@ TEST(DistributedTextTest, RankWithoutPromptHoldsNothing) {
   DistributedTextEncoder encoder(&ranks(), setup);
   encoder.load();
   EXPECT_EQ(encoder.weight_bytes() > 0, ranks().rank() < 2);
-  EXPECT_EQ(bytes_of_all_ranks(encoder, setup),
-            std::min(world_size(), 2) * bytes_of_one_encoder(kModels[1]));
+  const int64_t read = encoder.bytes_read() + setup.checkpoint->bytes_read();
+  EXPECT_EQ(read > 0, ranks().rank() < 2);
+}
+
+// The tiny folder with a NaN in the last row of its embedding; the driver makes it.
+void write_damaged_gemma(const std::filesystem::path& folder) {
+  std::filesystem::copy(test::tiny_dir() / "gemma", folder);
+  const auto original = loader::Checkpoint::open(folder);
+  std::map<std::string, at::Tensor> tensors;
+  for (const auto& [name, info] : original->tensors()) {
+    tensors[name] = original->read(name);
+    if (name.ends_with("embed_tokens.weight")) tensors[name][-1][0] = std::nanf("");
+  }
+  std::filesystem::remove(folder / "model.safetensors");
+  test::write_safetensors(folder / "model.safetensors", tensors);
+}
+
+// Also by ranks that read nothing themselves.
+TEST(DistributedTextTest, DamagedWeightIsToldByAllRanks) {
+  const test::TempDir own;
+  const std::filesystem::path damaged = ranks().broadcast((own.path() / "gemma").string(), 0);
+  if (ranks().is_driver()) write_damaged_gemma(damaged);
+  ranks().barrier("folder written", 60);
+  for (const auto split : {TextParallel::shard, TextParallel::replicate}) {
+    TextEncoderSetup setup = setup_of(kModels[1], split, 2);
+    setup.folder = damaged;
+    DistributedTextEncoder encoder(&ranks(), setup);
+    try {
+      encoder.load();
+      ADD_FAILURE() << "no error";
+    } catch (const comm::AgreedError& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::input);
+      EXPECT_THAT(error.what(), testing::HasSubstr("embed_tokens.weight"));
+    }
+  }
+  ranks().barrier("folder read", 60);
 }
 
 TEST(DistributedTextTest, LoadedModelOfOneRankIsNotReadAgain) {
@@ -165,6 +210,9 @@ TEST(DistributedTextTest, LoadedModelOfOneRankIsNotReadAgain) {
     encoder.load();
     if (ranks().is_driver()) {
       EXPECT_EQ(encoder.bytes_read(), 0);
+    }
+    if (split == TextParallel::replicate && world_size() > 1) {
+      EXPECT_EQ(encoder.bytes_read() > 0, ranks().rank() == 1);
     }
     expect_bytes_of_one_rank(encoder, setup, prompts(2));
   }

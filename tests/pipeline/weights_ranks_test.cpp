@@ -80,6 +80,14 @@ TEST_F(WeightsRanksTest, FilesAreReadOnceByAllRanksTogether) {
   }
 }
 
+// With a prompt and a negative prompt two ranks hold the whole text encoder.
+TEST_F(WeightsRanksTest, RanksWithAPromptReadTheTextEncoderOnce) {
+  config::Job job = two_stages();
+  const double sharded = reading(job, {&test::ranks()});
+  job.text.parallel = config::TextParallel::replicate;
+  EXPECT_DOUBLE_EQ(reading(job, {&test::ranks()}), sharded);
+}
+
 TEST_F(WeightsRanksTest, OneRankReadsThemOnce) {
   if (test::ranks().is_driver()) {
     for (const config::Job& job : {job_, two_stages()}) EXPECT_LE(reading(job, {}), 1.05);
