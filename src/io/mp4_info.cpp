@@ -38,6 +38,7 @@ class Box {
     number(at, 4);
     return std::string(reinterpret_cast<const char*>(bytes_.data()) + at, 4);
   }
+  std::string text() const { return {bytes_.begin(), bytes_.end()}; }
   Box from(size_t at) const {
     if (at > bytes_.size()) fail_damaged("a box is too short");
     return Box(bytes_.subspan(at));
@@ -128,6 +129,23 @@ void read_track(const Box& trak, int64_t movie_timescale, Mp4Info& info) {
   if (handler == "soun") info.audio = track;
 }
 
+// "udta": among the tags that iTunes introduced is the comment, as UTF-8.
+std::string read_comment(const Box& udta) {
+  std::string comment;
+  const std::function<void(const std::string&, const Box&)> visit = [&](const std::string& name,
+                                                                        const Box& box) {
+    // "meta" begins with a version, but not in QuickTime files.
+    if (name == "meta") box.from(box.name(4) == "hdlr" ? 0 : 4).for_each(visit);
+    if (name == "ilst" || name ==
+                              "\xA9"
+                              "cmt")
+      box.for_each(visit);
+    if (name == "data" && comment.empty()) comment = box.from(8).text();
+  };
+  udta.for_each(visit);
+  return comment;
+}
+
 struct Index {
   std::vector<uint8_t> moov;
   bool in_front = true;
@@ -179,6 +197,7 @@ Mp4Info read_mp4_info(const std::filesystem::path& path) {
     moov.for_each([&](const std::string& name, const Box& box) {
       if (name == "mvhd") movie_timescale = box.u32(box.number(0, 1) == 1 ? 20 : 12);
       if (name == "trak") read_track(box, movie_timescale, info);
+      if (name == "udta") info.comment = read_comment(box);
     });
     return info;
   });

@@ -34,6 +34,7 @@ struct Mp4Info {
   bool index_in_front = false;  // "moov" comes before "mdat": plays while it loads
   std::optional<TrackInfo> video;
   std::optional<TrackInfo> audio;
+  std::string comment;  // "" when there is none; in our clips the job's YAML
 };
 
 // Errors: ErrorKind::input for a file that is not an mp4 or has no readable index.

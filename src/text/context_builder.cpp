@@ -18,15 +18,6 @@ constexpr const char* kProjection = "text_embedding_projection.";
 constexpr const char* kVideoConnector = "model.diffusion_model.video_embeddings_connector.";
 constexpr const char* kAudioConnector = "model.diffusion_model.audio_embeddings_connector.";
 
-// Checkpoints of the Gemma 4 generation say so; their text path is another one.
-void check_generation(const Checkpoint& checkpoint) {
-  if (checkpoint.metadata("gemma_source_checkpoint") == nullptr) return;
-  fail(ErrorKind::input,
-       fmt::format("\"{}\" names a \"gemma_source_checkpoint\" (model version {}), which is not "
-                   "implemented; implemented: LTX-2.0 and LTX-2.3 with Gemma 3",
-                   checkpoint.path().string(), checkpoint.model_version()));
-}
-
 // A wrong text encoder shows here first: the projection reads all its layers side by side.
 void check_projection(const Checkpoint& checkpoint, const FeatureExtractorConfig& config,
                       const std::string& gemma_name) {
@@ -58,6 +49,14 @@ void check_width(const Checkpoint& checkpoint, const char* which, int64_t featur
 }
 
 }  // namespace
+
+void check_generation(const Checkpoint& checkpoint) {
+  if (checkpoint.metadata("gemma_source_checkpoint") == nullptr) return;
+  fail(ErrorKind::input,
+       fmt::format("\"{}\" names a \"gemma_source_checkpoint\" (model version {}), which is not "
+                   "implemented; implemented: LTX-2.0 and LTX-2.3 with Gemma 3",
+                   checkpoint.path().string(), checkpoint.model_version()));
+}
 
 ContextBuilder::ContextBuilder(std::shared_ptr<const Checkpoint> checkpoint,
                                const GemmaConfig& gemma, const std::string& gemma_name,

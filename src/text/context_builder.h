@@ -20,6 +20,10 @@ struct TextContext {
   at::Tensor audio;  // [B, num_rows, Da]
 };
 
+// Errors (ErrorKind::input): a checkpoint of the Gemma 4 generation, whose text path is another
+// one.
+void check_generation(const loader::Checkpoint& checkpoint);
+
 class ContextBuilder {
  public:
   // Reads config.transformer of the checkpoint and checks names and shapes; no weight is read.
