@@ -25,6 +25,7 @@ constexpr Command kCommands[] = {
     {"run", "generate the clip of a job file", &run},
     {"decode", "make the clip again from a latents file", &decode},
     {"inspect", "tell what a file is, and what is in it", &inspect},
+    {"devices", "list what this machine has, and what a job would use", &devices},
     {"bench", "measure the phases of a job, or the exchange between ranks", &bench},
     {"selftest", "compare one rank with all ranks, in fast and in exact mode", &selftest},
 };

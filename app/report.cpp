@@ -25,6 +25,7 @@ std::string text_of(const Report& value, bool is_bytes) {
   if (value.is_string()) return excerpt(value.get_ref<const std::string&>(), kMaxLineBytes);
   if (value.is_number() && is_bytes) return human_bytes(value.get<double>());
   if (value.is_number_float()) return fmt::format("{:.6g}", value.get<double>());
+  if (value.empty()) return "-";
   if (!value.is_array()) return value.dump();
   std::vector<std::string> parts;
   for (const auto& part : value) parts.push_back(text_of(part, is_bytes));

@@ -87,7 +87,7 @@ class AppTest : public ::testing::Test {
 TEST_F(AppTest, TextsComeAtOnceAndFirstLineIsTheVersion) {
   const auto start = std::chrono::steady_clock::now();
   EXPECT_THAT(flotilla({"--version"}).out, StartsWith("flotilla "));
-  for (const char* command : {"run", "decode", "inspect", "bench", "selftest"}) {
+  for (const char* command : {"run", "decode", "inspect", "devices", "bench", "selftest"}) {
     const Outcome help = flotilla({command, "--help"});
     EXPECT_EQ(help.code, 0);
     EXPECT_THAT(help.out,

@@ -1,4 +1,5 @@
 // flotilla inspect: every kind of file is known by its content, and damage is one error.
+// flotilla devices: works without GPUs, and says what a job would use.
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -235,6 +236,34 @@ TEST_F(InspectTest, StrangersAndDamageAreOneError) {
   EXPECT_EQ(flotilla({"inspect", "/dev/null", "--json"}).code, 3);
   EXPECT_EQ(flotilla({"inspect"}).code, 2);
   EXPECT_EQ(flotilla({"inspect", "a", "b"}).code, 2);
+}
+
+TEST(DevicesTest, TellWhatAJobWouldUse) {
+  ::setenv("CUDA_VISIBLE_DEVICES", "", 1);  // alike with and without GPUs
+  const Outcome outcome = flotilla({"devices", "--json"});
+  const Outcome text = flotilla({"devices"});
+  ::unsetenv("CUDA_VISIBLE_DEVICES");
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const json report = json::parse(outcome.out);
+  EXPECT_EQ(report.at("gpus"), json::array());
+  EXPECT_EQ(report.at("links"), json::array());
+  EXPECT_GT(report.at("cpu").at("usable_memory_bytes"), 1 << 20);
+  EXPECT_GE(report.at("cpu").at("memory_bytes"), report.at("cpu").at("usable_memory_bytes"));
+  EXPECT_NE(report.at("mpi").at("library"), "");
+  const auto& chosen = report.at("auto");
+  EXPECT_EQ(chosen.at("device"), "cpu");
+  EXPECT_EQ(chosen.at("precision"), "fp32");
+  EXPECT_EQ(chosen.at("precisions"), json::array({"fp32", "bf16", "fp8_cast"}));
+  EXPECT_EQ(chosen.at("ranks"), 1);
+  EXPECT_THAT(chosen.at("because").get<std::string>(), report.at("build").at("cuda") == "off"
+                                                           ? HasSubstr("without CUDA")
+                                                           : HasSubstr("hides all GPUs"));
+  const auto ffmpeg = io::find_ffmpeg({}, std::getenv("PATH"));
+  EXPECT_EQ(report.at("ffmpeg").is_null(), !ffmpeg.has_value());
+  EXPECT_EQ(text.code, 0);
+  EXPECT_THAT(text.out, AllOf(HasSubstr("cpu\n  name "), HasSubstr("because "), HasSubstr("GiB")));
+  EXPECT_EQ(flotilla({"devices", "all"}).code, 2);
+  EXPECT_EQ(flotilla({"devices", "--jsn"}).code, 2);
 }
 
 }  // namespace
