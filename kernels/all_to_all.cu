@@ -1,6 +1,7 @@
 #include "kernels/all_to_all.h"
 
 #include "kernels/detail/exchange_end.cuh"
+#include "kernels/detail/full_grid.cuh"
 #include "kernels/detail/vector.cuh"
 
 namespace flotilla::kernels {
@@ -133,27 +134,14 @@ cudaError_t launch(const AllToAllArgs& args, cudaStream_t stream) {
       tiles_per_rank = tiles > tiles_per_rank ? tiles : tiles_per_rank;
     }
   }
-  int64_t blocks = args.blocks;
-  if (blocks <= 0) {
-    int device = 0;
-    int processors = 0;
-    int per_processor = 0;
-    if (const auto error = cudaGetDevice(&device); error != cudaSuccess) return error;
-    if (const auto error =
-            cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-        error != cudaSuccess)
-      return error;
-    if (const auto error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(
-            &per_processor, all_to_all_kernel<kBytes>, kThreads, 0);
-        error != cudaSuccess)
-      return error;
-    blocks = int64_t{processors} * per_processor;
-  }
   const int64_t tiles = tiles_per_rank * args.peers.ranks * args.parts;
-  blocks = blocks < tiles ? blocks : tiles;
-  all_to_all_kernel<kBytes>
-      <<<static_cast<unsigned>(blocks > 0 ? blocks : 1), kThreads, 0, stream>>>(args,
-                                                                                tiles_per_rank);
+  auto blocks = static_cast<unsigned>(args.blocks > 0 ? args.blocks : 0);
+  if (blocks == 0) {
+    if (const auto error = full_grid(all_to_all_kernel<kBytes>, kThreads, tiles, blocks);
+        error != cudaSuccess)
+      return error;
+  }
+  all_to_all_kernel<kBytes><<<blocks, kThreads, 0, stream>>>(args, tiles_per_rank);
   return cudaGetLastError();
 }
 

@@ -1,6 +1,7 @@
 #include "kernels/qk_norm_rope.h"
 
 #include "kernels/detail/exchange_end.cuh"
+#include "kernels/detail/full_grid.cuh"
 #include "kernels/detail/vector.cuh"
 
 namespace flotilla::kernels {
@@ -198,22 +199,11 @@ template <typename T, int kWidth, int kParts, int kItems, bool kSend>
 cudaError_t launch_sized(const QkNormRopeArgs& args, const ExchangePeers& peers,
                          cudaStream_t stream) {
   const auto kernel = qk_norm_rope_kernel<T, kWidth, kParts, kItems, kSend>;
-  int device = 0;
-  int processors = 0;
-  int per_processor = 0;
-  if (const auto error = cudaGetDevice(&device); error != cudaSuccess) return error;
-  if (const auto error =
-          cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  unsigned blocks = 0;
+  if (const auto error = full_grid(kernel, kThreads, args.batches * args.live_tokens, blocks);
       error != cudaSuccess)
     return error;
-  if (const auto error =
-          cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_processor, kernel, kThreads, 0);
-      error != cudaSuccess)
-    return error;
-  const int64_t rows = args.batches * args.live_tokens;
-  int64_t blocks = int64_t{processors} * per_processor;
-  blocks = blocks < rows ? blocks : rows;
-  kernel<<<static_cast<unsigned>(blocks > 0 ? blocks : 1), kThreads, 0, stream>>>(args, peers);
+  kernel<<<blocks, kThreads, 0, stream>>>(args, peers);
   return cudaGetLastError();
 }
 
