@@ -22,6 +22,7 @@ using test::all_close;
 
 constexpr const char* kPrefix = "model.diffusion_model.";
 constexpr double kTolerance = 5e-5;  // as suggested beside the golden
+// Measured: 0.304 (video), 0.197 (sound) for values up to 5; the rest is room for other processors.
 constexpr double kScaledTolerance = 0.5;
 
 // Fuses into all of a clean arena.
@@ -145,8 +146,8 @@ TEST_F(LoraGoldenTest, VelocityOfTheFusedEightBitModelMatches) {
   check_velocity(model, "fp8_fused_bf16", at::kBFloat16, 0.1);
 }
 
-// 8-bit products in place of 8-bit storage, LoRA included: another rounding of the same model. The
-// largest error of the reference's own 8-bit model against its bfloat16 one is of this size.
+// 8-bit products in place of 8-bit storage, LoRA included: another rounding of the same model. Held
+// against the unrounded one, so the bound is of the 8 bits, not of this code.
 TEST_F(LoraGoldenTest, VelocityOfTheScaledModelIsNearTheUnroundedOne) {
   const transformer::Transformer model(checkpoint_, loader::StoragePolicy::fp8_scaled_mm(),
                                        at::kCPU);
