@@ -4,12 +4,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "app/bench_support.h"
 #include "app/command.h"
 #include "app/launcher.h"
 #include "app/options.h"
@@ -31,8 +31,6 @@
 
 namespace flotilla::app {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 constexpr Usage kUsage = {
     "bench step", "[mpirun -n N] flotilla bench step --model CHECKPOINT [options]",
@@ -78,42 +76,6 @@ loader::StoragePolicy policy_of(const std::string& precision) {
   if (precision == "fp8_scaled_mm") return loader::StoragePolicy::fp8_scaled_mm();
   fail(ErrorKind::usage,
        fmt::format("--precision is bf16, fp32, fp8_cast or fp8_scaled_mm, not \"{}\"", precision));
-}
-
-// Weights of a size that keeps activations near 1; scales of norms are 1.
-void draw_weights(loader::WeightArena& arena) {
-  constexpr double kStd = 0.02;
-  for (const auto& [name, view] : arena.views()) {
-    at::Tensor weight = view;
-    if (name.ends_with("norm.weight")) {
-      weight.fill_(1.0);
-    } else if (at::isFloatingType(weight.scalar_type()) && weight.element_size() > 1) {
-      weight.normal_(0.0, kStd);
-    } else if (at::isFloatingType(weight.scalar_type())) {
-      const auto wide = at::TensorOptions(weight.device()).dtype(at::kBFloat16);
-      weight.copy_(at::randn(weight.sizes(), wide) * kStd);
-    }
-  }
-  for (const auto& [name, scales] : arena.row_scales()) at::Tensor(scales).fill_(1.0);
-  arena.set_loaded();
-}
-
-double seconds_of(at::Device device, const std::function<void()>& work) {
-  gpu::synchronize(device);
-  const auto start = Clock::now();
-  work();
-  gpu::synchronize(device);
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
-// FLOP/s of sustained work: as many calls as fill a quarter of a second.
-double rate_of(at::Device device, double flop, const std::function<void()>& work) {
-  const double once = std::min(seconds_of(device, work), seconds_of(device, work));
-  const int calls = static_cast<int>(std::clamp(0.25 / once, 1.0, 2000.0));
-  const double all = seconds_of(device, [&] {
-    for (int i = 0; i < calls; ++i) work();
-  });
-  return flop * calls / all;
 }
 
 class StepBench {
@@ -208,10 +170,10 @@ void StepBench::measure(Record& record, const std::function<at::Tensor()>& pass)
     if (ranks_ != nullptr) ranks_->world().barrier("the next pass", 60);
     times.push_back(1e3 * seconds_of(device_, [&] { result = pass(); }));
   }
-  std::sort(times.begin(), times.end());
-  record.min_ms = times.front();
-  record.p50_ms = times[times.size() / 2];
-  record.max_ms = times.back();
+  const TimeSummary summary = summary_of(std::move(times));
+  record.min_ms = summary.min_ms;
+  record.p50_ms = summary.p50_ms;
+  record.max_ms = summary.max_ms;
   record.finite = at::isfinite(result).all().item<bool>();
   record.peak_device_bytes = gpu::peak_device_bytes(device_);
 }

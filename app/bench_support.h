@@ -1,0 +1,32 @@
+// What the benchmarks of single models share: random weights in place of a file's, and times of
+// work on a device.
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <functional>
+#include <vector>
+
+#include "loader/weight_arena.h"
+
+namespace flotilla::app {
+
+// A LoadArena that reads nothing: weights of a size that keeps activations near 1 (standard
+// deviation 0.02), drawn where they lie; scales of norms and of rows are 1.
+void draw_weights(loader::WeightArena& arena);
+
+// Of `work` from an idle device to an idle device.
+double seconds_of(at::Device device, const std::function<void()>& work);
+
+// FLOP/s of sustained work of `flop` a call: as many calls as fill a quarter of a second.
+double rate_of(at::Device device, double flop, const std::function<void()>& work);
+
+struct TimeSummary {
+  double min_ms = 0, p50_ms = 0, max_ms = 0;
+};
+// `warmup` calls that are not counted, then `iters`, each from an idle device.
+TimeSummary time_calls(at::Device device, int warmup, int iters, const std::function<void()>& work);
+// Sorts; at least one.
+TimeSummary summary_of(std::vector<double> milliseconds);
+
+}  // namespace flotilla::app
