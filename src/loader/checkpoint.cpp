@@ -15,6 +15,7 @@
 
 #include "base/error.h"
 #include "base/text.h"
+#include "loader/file_time.h"
 
 namespace flotilla::loader {
 namespace fs = std::filesystem;
@@ -64,6 +65,26 @@ std::set<std::string> shards_of_index(const fs::path& index_path) {
   return shards;
 }
 
+bool same_version(const struct stat& a, const struct stat& b) {
+  return a.st_dev == b.st_dev && a.st_ino == b.st_ino && a.st_size == b.st_size &&
+         modified_ns(a) == modified_ns(b);
+}
+
+std::vector<fs::path> files_of(const fs::path& path) {
+  std::error_code code;
+  if (!fs::is_directory(path, code)) return {path};
+  const fs::path index = path / "model.safetensors.index.json";
+  if (!fs::exists(index, code)) {
+    if (fs::exists(path / "model.safetensors", code)) return {path / "model.safetensors"};
+    fail(ErrorKind::input, fmt::format("folder \"{}\" has neither model.safetensors nor "
+                                       "model.safetensors.index.json",
+                                       path.string()));
+  }
+  std::vector<fs::path> files;
+  for (const auto& shard : shards_of_index(index)) files.push_back(path / shard);
+  return files;
+}
+
 }  // namespace
 
 struct Checkpoint::File {
@@ -71,6 +92,7 @@ struct Checkpoint::File {
   SafetensorsHeader header;
   int fd = -1;
   struct stat status = {};  // when it was opened
+  int64_t header_bytes_read = 0;
   std::atomic<int64_t> bytes_read{0};
   ~File() {
     if (fd >= 0) ::close(fd);
@@ -80,14 +102,21 @@ struct Checkpoint::File {
 Checkpoint::Checkpoint(fs::path path) : path_(std::move(path)) {}
 Checkpoint::~Checkpoint() = default;
 
-void Checkpoint::add_file(const fs::path& path) {
+void Checkpoint::add_file(const FileHeader& from) {
   auto file = std::make_unique<File>();
-  file->path = path;
-  file->header = read_safetensors_header(path);
-  file->fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  file->path = from.path;
+  file->header = parse_header(from.path, from.text);
+  file->header_bytes_read = from.bytes_read;
+  file->fd = ::open(from.path.c_str(), O_RDONLY | O_CLOEXEC);
   if (file->fd < 0 || ::fstat(file->fd, &file->status) != 0) {
     fail(ErrorKind::input,
-         fmt::format("cannot open \"{}\": {}", path.string(), std::strerror(errno)));
+         fmt::format("cannot open \"{}\": {}", from.path.string(), std::strerror(errno)));
+  }
+  if (file->status.st_size != from.text.file_bytes ||
+      modified_ns(file->status) != from.text.modified_ns) {
+    fail(ErrorKind::input, fmt::format("\"{}\" is not the file whose header was read: it has "
+                                       "changed, or is another one here",
+                                       from.path.string()));
   }
   for (const auto& [name, info] : file->header.tensors) {
     if (!tensors_.emplace(name, info).second) {
@@ -99,23 +128,19 @@ void Checkpoint::add_file(const fs::path& path) {
   files_.push_back(std::move(file));
 }
 
-std::shared_ptr<const Checkpoint> Checkpoint::open(const fs::path& path) {
+std::vector<FileHeader> read_headers(const fs::path& path) {
+  std::vector<FileHeader> headers;
+  for (const fs::path& file : files_of(path)) {
+    HeaderText text = read_header_text(file);
+    const auto bytes = static_cast<int64_t>(text.json.size());
+    headers.push_back({file, std::move(text), bytes});
+  }
+  return headers;
+}
+
+std::shared_ptr<const Checkpoint> Checkpoint::open(const fs::path& path, const ReadHeaders& read) {
   std::shared_ptr<Checkpoint> checkpoint(new Checkpoint(path));
-  std::error_code code;
-  if (!fs::is_directory(path, code)) {
-    checkpoint->add_file(path);
-    return checkpoint;
-  }
-  const fs::path index = path / "model.safetensors.index.json";
-  if (fs::exists(index, code)) {
-    for (const auto& shard : shards_of_index(index)) checkpoint->add_file(path / shard);
-  } else if (fs::exists(path / "model.safetensors", code)) {
-    checkpoint->add_file(path / "model.safetensors");
-  } else {
-    fail(ErrorKind::input, fmt::format("folder \"{}\" has neither model.safetensors nor "
-                                       "model.safetensors.index.json",
-                                       path.string()));
-  }
+  for (const FileHeader& file : read(path)) checkpoint->add_file(file);
   return checkpoint;
 }
 
@@ -178,6 +203,13 @@ std::string Checkpoint::identity() const {
   return text;
 }
 
+bool Checkpoint::is_current() const {
+  return std::all_of(files_.begin(), files_.end(), [](const auto& file) {
+    struct stat now = {};
+    return ::stat(file->path.c_str(), &now) == 0 && same_version(now, file->status);
+  });
+}
+
 int64_t Checkpoint::file_bytes() const {
   int64_t bytes = 0;
   for (const auto& file : files_) bytes += file->header.file_bytes;
@@ -187,6 +219,12 @@ int64_t Checkpoint::file_bytes() const {
 int64_t Checkpoint::bytes_read() const {
   int64_t bytes = 0;
   for (const auto& file : files_) bytes += file->bytes_read.load();
+  return bytes;
+}
+
+int64_t Checkpoint::header_bytes_read() const {
+  int64_t bytes = 0;
+  for (const auto& file : files_) bytes += file->header_bytes_read;
   return bytes;
 }
 

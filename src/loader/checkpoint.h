@@ -1,11 +1,12 @@
 // A checkpoint: one safetensors file, or the shards of one (Hugging Face index), as one set of
-// names. Opening reads headers only. Reading is positional (pread), so it is thread-safe and needs
-// no mapping.
+// names. Opening reads headers only, or takes those that another process has read. Reading is
+// positional (pread), so it is thread-safe and needs no mapping.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -16,12 +17,25 @@
 
 namespace flotilla::loader {
 
+// The header of one file of a checkpoint.
+struct FileHeader {
+  std::filesystem::path path;
+  HeaderText text;
+  int64_t bytes_read = 0;  // by this process: 0 where another one has read it
+};
+// `path`: a .safetensors file, or a folder with model.safetensors or model.safetensors.index.json
+// and its shards. Errors (ErrorKind::input): see read_header_text(); a missing or odd index; a
+// missing shard.
+std::vector<FileHeader> read_headers(const std::filesystem::path& path);
+// How headers come to a process. Another way: parallel/shared_weights.h.
+using ReadHeaders = std::function<std::vector<FileHeader>(const std::filesystem::path&)>;
+
 class Checkpoint {
  public:
-  // `path`: a .safetensors file, or a folder with model.safetensors or model.safetensors.index.json
-  // and its shards. Errors (ErrorKind::input): see read_safetensors_header; a missing shard; a name
-  // that two shards hold.
-  static std::shared_ptr<const Checkpoint> open(const std::filesystem::path& path);
+  // Errors (ErrorKind::input): see read_headers() and parse_header(); a name that two shards hold;
+  // a file that is not the one that `read` saw. Collective if `read` is.
+  static std::shared_ptr<const Checkpoint> open(const std::filesystem::path& path,
+                                                const ReadHeaders& read = read_headers);
   ~Checkpoint();
   Checkpoint(const Checkpoint&) = delete;
   Checkpoint& operator=(const Checkpoint&) = delete;
@@ -42,9 +56,13 @@ class Checkpoint {
   // Which files these are on this machine, and as of when: two checkpoints with the same identity
   // hold the same weights.
   std::string identity() const;
+  // Whether the paths lead to these files still, unchanged since they were opened.
+  bool is_current() const;
   int64_t file_bytes() const;
   // Weight bytes read so far through this object (headers not counted).
   int64_t bytes_read() const;
+  // Bytes of headers that this process read to open it.
+  int64_t header_bytes_read() const;
 
   // Reads `name` into `out`, a contiguous CPU tensor of the tensor's shape and any
   // floating dtype; converts block by block, without a second full copy.
@@ -60,7 +78,7 @@ class Checkpoint {
  private:
   struct File;
   explicit Checkpoint(std::filesystem::path path);
-  void add_file(const std::filesystem::path& path);
+  void add_file(const FileHeader& file);
   const TensorInfo& info_of(const std::string& name) const;
   // Fills `out` with the elements of `name` from the element `first` on.
   void read_elements(const std::string& name, int64_t first, const at::Tensor& out) const;

@@ -180,6 +180,13 @@ const LoraFactors::Pair& LoraFactors::read(const std::shared_ptr<const LoraFile>
   return pair;
 }
 
+void LoraFactors::keep_only(std::span<const LoraWithStrength> loras) {
+  std::erase_if(pairs_, [&](const auto& entry) {
+    return std::none_of(loras.begin(), loras.end(),
+                        [&](const auto& lora) { return lora.file == entry.second.file; });
+  });
+}
+
 LoraSet::LoraSet(const WeightArena& arena, std::string_view prefix,
                  std::span<const LoraWithStrength> loras) {
   for (const auto& [file, strength] : loras) {

@@ -84,6 +84,8 @@ class LoraFactors {
   const Pair& read(const std::shared_ptr<const LoraFile>& file, const LoraModule& module,
                    int64_t begin, int64_t end);
   void clear() { pairs_.clear(); }
+  // Lets go of the factors of all other files.
+  void keep_only(std::span<const LoraWithStrength> loras);
 
  private:
   std::map<const LoraModule*, Pair> pairs_;

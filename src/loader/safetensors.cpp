@@ -1,6 +1,7 @@
 #include "loader/safetensors.h"
 
 #include <fmt/format.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <fstream>
@@ -10,6 +11,7 @@
 
 #include "base/error.h"
 #include "base/text.h"
+#include "loader/file_time.h"
 
 namespace flotilla::loader {
 namespace fs = std::filesystem;
@@ -19,6 +21,7 @@ using nlohmann::json;
 
 // The format's own limit (100 MB); a larger header is an attack or another kind of file.
 constexpr int64_t kMaxHeaderBytes = 100'000'000;
+constexpr int64_t kPrefixBytes = 8;
 constexpr std::string_view kLfsPointer = "version https://git-lfs.github.com";
 
 struct DtypeName {
@@ -116,41 +119,6 @@ void check_ranges(const fs::path& path, const SafetensorsHeader& header) {
   }
 }
 
-std::string read_header_text(const fs::path& path, SafetensorsHeader& header) {
-  std::error_code code;
-  if (!fs::is_regular_file(path, code)) {
-    fail(ErrorKind::input,
-         fmt::format("\"{}\" {}", path.string(),
-                     fs::exists(path, code) ? "is not a file" : "does not exist"));
-  }
-  std::ifstream in(path, std::ios::binary);
-  if (!in)
-    fail(ErrorKind::input, fmt::format("\"{}\" cannot be opened for reading", path.string()));
-  header.file_bytes = static_cast<int64_t>(fs::file_size(path));
-  std::string start(static_cast<size_t>(std::min<int64_t>(header.file_bytes, 64)), '\0');
-  in.read(start.data(), static_cast<std::streamsize>(start.size()));
-  if (start.starts_with(kLfsPointer)) {
-    fail(ErrorKind::input,
-         fmt::format("\"{}\" is a Git-LFS pointer, not the weights; run \"git lfs pull\" or "
-                     "download the file itself",
-                     path.string()));
-  }
-  if (header.file_bytes < 8) bad(path, "it is shorter than the 8-byte length prefix");
-  uint64_t length = 0;
-  for (int i = 7; i >= 0; --i)
-    length = length << 8 | static_cast<unsigned char>(start[static_cast<size_t>(i)]);
-  if (length > static_cast<uint64_t>(std::min(kMaxHeaderBytes, header.file_bytes - 8))) {
-    bad(path,
-        fmt::format("its header claims {} bytes, the file has {}", length, header.file_bytes));
-  }
-  header.header_bytes = 8 + static_cast<int64_t>(length);
-  std::string text(length, '\0');
-  in.seekg(8);
-  in.read(text.data(), static_cast<std::streamsize>(text.size()));
-  if (!in) bad(path, "its header cannot be read");
-  return text;
-}
-
 }  // namespace
 
 std::string_view dtype_name(at::ScalarType type) {
@@ -170,10 +138,48 @@ int64_t TensorInfo::numel() const {
   return count;
 }
 
-SafetensorsHeader read_safetensors_header(const fs::path& path) {
+HeaderText read_header_text(const fs::path& path) {
+  std::error_code code;
+  if (!fs::is_regular_file(path, code)) {
+    fail(ErrorKind::input,
+         fmt::format("\"{}\" {}", path.string(),
+                     fs::exists(path, code) ? "is not a file" : "does not exist"));
+  }
+  std::ifstream in(path, std::ios::binary);
+  struct stat status = {};
+  if (!in || ::stat(path.c_str(), &status) != 0)
+    fail(ErrorKind::input, fmt::format("\"{}\" cannot be opened for reading", path.string()));
+  HeaderText header;
+  header.file_bytes = status.st_size;
+  header.modified_ns = modified_ns(status);
+  std::string start(static_cast<size_t>(std::min<int64_t>(header.file_bytes, 64)), '\0');
+  in.read(start.data(), static_cast<std::streamsize>(start.size()));
+  if (start.starts_with(kLfsPointer)) {
+    fail(ErrorKind::input,
+         fmt::format("\"{}\" is a Git-LFS pointer, not the weights; run \"git lfs pull\" or "
+                     "download the file itself",
+                     path.string()));
+  }
+  if (header.file_bytes < kPrefixBytes) bad(path, "it is shorter than the 8-byte length prefix");
+  uint64_t length = 0;
+  for (int i = 7; i >= 0; --i)
+    length = length << 8 | static_cast<unsigned char>(start[static_cast<size_t>(i)]);
+  if (length > static_cast<uint64_t>(std::min(kMaxHeaderBytes, header.file_bytes - kPrefixBytes))) {
+    bad(path,
+        fmt::format("its header claims {} bytes, the file has {}", length, header.file_bytes));
+  }
+  header.json.resize(length);
+  in.seekg(kPrefixBytes);
+  in.read(header.json.data(), static_cast<std::streamsize>(length));
+  if (!in) bad(path, "its header cannot be read");
+  return header;
+}
+
+SafetensorsHeader parse_header(const fs::path& path, const HeaderText& text) {
   SafetensorsHeader header;
-  const std::string text = read_header_text(path, header);
-  const json document = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  header.header_bytes = kPrefixBytes + static_cast<int64_t>(text.json.size());
+  header.file_bytes = text.file_bytes;
+  const json document = json::parse(text.json, nullptr, /*allow_exceptions=*/false);
   if (!document.is_object()) bad(path, "its header is not a JSON object");
   for (const auto& [name, entry] : document.items()) {
     if (name == "__metadata__") {
@@ -190,6 +196,10 @@ SafetensorsHeader read_safetensors_header(const fs::path& path) {
   }
   check_ranges(path, header);
   return header;
+}
+
+SafetensorsHeader read_safetensors_header(const fs::path& path) {
+  return parse_header(path, read_header_text(path));
 }
 
 }  // namespace flotilla::loader

@@ -37,9 +37,20 @@ struct SafetensorsHeader {
   int64_t file_bytes = 0;
 };
 
-// Reads and checks the header. Checked: length prefix, JSON, known dtypes, shapes times size equal
-// to the byte range, ranges inside the file, without overlap or holes.
-// Errors (ErrorKind::input, the file named): all of that; a Git-LFS pointer is recognised by name.
+// A header as it lies in its file, and the file as it was then.
+struct HeaderText {
+  std::string json;
+  int64_t file_bytes = 0;
+  int64_t modified_ns = 0;  // time of the last change, since 1970
+};
+
+// Errors (ErrorKind::input, the file named): no such file, a length prefix that does not fit it; a
+// Git-LFS pointer is recognised by name.
+HeaderText read_header_text(const std::filesystem::path& path);
+// Checked: JSON, known dtypes, shapes times size equal to the byte range, ranges inside the file,
+// without overlap or holes. Errors (ErrorKind::input, `path` named): all of that.
+SafetensorsHeader parse_header(const std::filesystem::path& path, const HeaderText& text);
+// Both. Errors: theirs.
 SafetensorsHeader read_safetensors_header(const std::filesystem::path& path);
 
 }  // namespace flotilla::loader

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <nlohmann/json.hpp>
 
 #include "base/error.h"
 #include "comm/agreement.h"
@@ -26,7 +27,51 @@ void agreed(comm::Communicator* communicator, Body&& body) {
   }
 }
 
+// What the driver tells of a checkpoint: headers, or why there are none. CBOR, since a header may
+// be any bytes.
+std::string pack_headers(const loader::ReadHeaders& read, const std::filesystem::path& path) {
+  auto files = nlohmann::json::array();
+  try {
+    for (const auto& [file, text, bytes] : read(path))
+      files.push_back({file.string(), text.json, text.file_bytes, text.modified_ns});
+  } catch (...) {
+    const Error error = comm::current_error();
+    files = {{"kind", static_cast<int>(error.kind())}, {"message", error.message()}};
+  }
+  const auto bytes = nlohmann::json::to_cbor(files);
+  return {bytes.begin(), bytes.end()};
+}
+
+std::vector<loader::FileHeader> unpack_headers(const std::string& packed) {
+  const auto files = nlohmann::json::from_cbor(packed);
+  if (files.is_object()) {
+    fail(static_cast<ErrorKind>(files.at("kind").get<int>()),
+         files.at("message").get<std::string>());
+  }
+  std::vector<loader::FileHeader> headers;
+  for (const auto& file : files) {
+    headers.push_back(
+        {file.at(0).get<std::string>(), {file.at(1).get<std::string>(), file.at(2), file.at(3)}});
+  }
+  return headers;
+}
+
 }  // namespace
+
+loader::ReadHeaders headers_from_driver(comm::Communicator& communicator,
+                                        loader::ReadHeaders read) {
+  return [&communicator, read = std::move(read)](const std::filesystem::path& path) {
+    comm::agree(communicator, std::nullopt);
+    const bool reads = communicator.rank() == 0;
+    const std::string own = reads ? pack_headers(read, path) : "";
+    auto headers = unpack_headers(communicator.broadcast(own, 0));
+    if (reads) {
+      for (auto& header : headers)
+        header.bytes_read = static_cast<int64_t>(header.text.json.size());
+    }
+    return headers;
+  };
+}
 
 void load_shared(loader::WeightArena& arena, comm::Communicator& communicator) {
   std::vector<comm::ByteRange> ranges;

@@ -17,6 +17,12 @@ namespace flotilla::parallel {
 // its caller instead. Errors of reading are agreed; then nothing was exchanged.
 void load_shared(loader::WeightArena& arena, comm::Communicator& communicator);
 
+// Headers for all ranks: the driver reads them and tells the others, its errors too. Collective,
+// and begins with an agreement as load_shared() does; the files must be opened in the same order on
+// all ranks. `read`: how the driver reads.
+loader::ReadHeaders headers_from_driver(comm::Communicator& communicator,
+                                        loader::ReadHeaders read = loader::read_headers);
+
 struct SharedWeightsOptions {
   loader::FusedShare::Clean clean = loader::FusedShare::Clean::copied;
   at::Device clean_device = at::kCPU;
@@ -34,6 +40,10 @@ class SharedWeights {
   // release_factors(). Collective; errors (ErrorKind::input) are agreed.
   void read_factors(const loader::LoraSet& set);
   void release_factors() { factors_.clear(); }
+  // The same for all but those of these files.
+  void release_factors_but(std::span<const loader::LoraWithStrength> loras) {
+    factors_.keep_only(loras);
+  }
 
   // Makes the weights of all ranks the clean ones with exactly this set fused in; nothing to do
   // when they are that already. Not while a forward runs. Collective. Errors, agreed: see
@@ -41,7 +51,7 @@ class SharedWeights {
   // a clean copy (Clean::read_again), a set other than the first one.
   void set_loras(const loader::LoraSet& set);
 
-  // Of this rank.
+  // Of this rank, on the host or where SharedWeightsOptions says.
   int64_t clean_bytes() const { return own_.clean_bytes(); }
 
  private:
