@@ -16,6 +16,7 @@ namespace {
 constexpr Command kBenchmarks[] = {
     {"pipeline", "seconds per phase of a job", &bench_pipeline},
     {"step", "one denoise forward of a model of real size", &bench_step},
+    {"vae", "the decode of a clip by a video VAE of real size", &bench_vae},
     {"load", "the weights of a job from its files", &bench_load},
     {"lora", "the LoRAs of a job in and out again", &bench_lora},
     {"comm", "the exchange between ranks and the collectives", &bench_comm},

@@ -18,6 +18,7 @@ int devices(const Arguments& arguments);
 int bench_pipeline(const Arguments& arguments);  // bench's own; the name is still in front
 int bench_comm(const Arguments& arguments);
 int bench_step(const Arguments& arguments);
+int bench_vae(const Arguments& arguments);
 int bench_load(const Arguments& arguments);
 int bench_lora(const Arguments& arguments);
 

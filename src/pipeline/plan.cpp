@@ -17,9 +17,6 @@
 namespace flotilla::pipeline {
 namespace {
 
-// Share of the machine's memory that `auto` tiling may fill with the activations of a decode.
-constexpr int64_t kDecodeMemoryShare = 4;
-
 diffusion::Sigmas given_sigmas(const config::Sigmas& given) {
   diffusion::Sigmas sigmas(given.begin(), given.end());
   diffusion::check_sigmas(sigmas);
@@ -63,7 +60,7 @@ diffusion::VideoTiling tiling_of(const config::Job& job, const vae::DecoderConfi
     diffusion::VideoTiling tiling =
         vae::automatic_tiling(decoder, parallel::largest_tile(grid, plan.stage_2.grid.size),
                               static_cast<int64_t>(c10::elementSize(plan.dtype)),
-                              plan.memory_bytes / kDecodeMemoryShare / sharers);
+                              plan.memory_bytes / vae::kDecodeMemoryShare / sharers);
     if (grid.frames.size() > 1) tiling.frames = {};  // time is cut once
     return tiling;
   }

@@ -59,6 +59,8 @@ int64_t forecast_decode_bytes(const DecoderConfig& config, const diffusion::Vide
 int64_t forecast_decode_bytes(const DecoderConfig& config, const TilePlan& plan,
                               int64_t element_bytes);
 
+// The part of a device's memory, one in so many, that `auto` lets a decode fill.
+inline constexpr int64_t kDecodeMemoryShare = 4;
 // `auto`: the whole clip when its forecast fits into `available_bytes`, else the reference's tiles.
 diffusion::VideoTiling automatic_tiling(const DecoderConfig& config,
                                         const diffusion::VideoLatentSize& latent,
