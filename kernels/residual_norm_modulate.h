@@ -3,7 +3,8 @@
 //   n   = x' / rms(x')                                (or x' itself, without the norm)
 //   y_i = n * (1 + scale_i[row]) + shift_i[row]       (none, one or two of them)
 // where the row of a token comes from an index or from its sample. Arithmetic in float32, each
-// result rounded once; n is taken of the rounded x'.
+// result rounded once; n is taken of the rounded x'. What 8-bit products read leaves as e4m3 with a
+// scale a token (quantise_rows.h), made of the rounded y_i; y_i itself only where it is read too.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -20,7 +21,9 @@ struct ModulationArgs {
   const void* scale = nullptr;  // [rows, dim], rows `row_stride` elements apart
   const void* shift = nullptr;
   int64_t row_stride = 0;
-  void* out = nullptr;  // [tokens, dim]
+  void* out = nullptr;        // [tokens, dim]; null: not written
+  uint8_t* values = nullptr;  // e4m3 [tokens, dim]; null: not written
+  float* scales = nullptr;    // [tokens], of `values`
 };
 
 struct ResidualNormModulateArgs {

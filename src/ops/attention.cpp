@@ -54,13 +54,21 @@ bool wants_flash(const at::Tensor& q, const at::Tensor& k, const at::Tensor& mas
 
 }  // namespace
 
-at::Tensor gate_heads(const at::Tensor& heads_out, const at::Tensor& gate_logits, int64_t heads) {
-  if (!gate_logits.defined()) return heads_out;
+LayerInput gate_heads(const at::Tensor& heads_out, const at::Tensor& gate_logits, int64_t heads,
+                      InputForms forms) {
+  if (!gate_logits.defined()) return make_layer_input(heads_out, forms);
 #ifdef FLOTILLA_CUDA
-  if (cuda::has_kernels_for(heads_out)) return cuda::gate_heads(heads_out, gate_logits);
+  if (cuda::has_kernels_for(heads_out)) {
+    if (forms.plain || !forms.quantised)
+      return make_layer_input(cuda::gate_heads(heads_out, gate_logits), forms);
+    LayerInput gated;
+    gated.quantised = cuda::gate_and_quantise(heads_out, gate_logits);
+    return gated;
+  }
 #endif
   const at::Tensor gates = 2.0 * by_rows(gate_logits, at::sigmoid);  // [B, T, H]
-  return (heads_out.unflatten(-1, {heads, -1}) * gates.unsqueeze(-1)).flatten(-2);
+  return make_layer_input((heads_out.unflatten(-1, {heads, -1}) * gates.unsqueeze(-1)).flatten(-2),
+                          forms);
 }
 
 at::Tensor query_heads(const AttentionCall& call) {
@@ -84,22 +92,28 @@ at::Tensor dot_product(const at::Tensor& q, const at::Tensor& k, const at::Tenso
   return out.transpose(1, 2).flatten(-2);
 }
 
-at::Tensor finish_heads(const AttentionCall& call, const at::Tensor& heads_out) {
-  const at::Tensor kept =
-      call.keep.defined() ? heads_out * call.keep + call.v * (1 - call.keep) : heads_out;
-  return gate_heads(kept, call.gate_logits, call.heads);
+at::Tensor blend_with_values(const AttentionCall& call, const at::Tensor& heads_out) {
+  return call.keep.defined() ? heads_out * call.keep + call.v * (1 - call.keep) : heads_out;
 }
 
 at::Tensor attend(const AttentionCall& call) {
   const at::Tensor v = call.v.unflatten(-1, {call.heads, -1}).transpose(1, 2);  // [B, H, Tk, D]
-  return finish_heads(call, dot_product(query_heads(call), key_heads(call), v, call.mask));
+  return blend_with_values(call, dot_product(query_heads(call), key_heads(call), v, call.mask));
 }
 
-KeysAndValues project_kv(const AttentionWeights& weights, const at::Tensor& context) {
+InputForms query_forms(const AttentionWeights& weights) {
+  return forms_read_by({&weights.to_q, &weights.gate});
+}
+
+InputForms context_forms(const AttentionWeights& weights) {
+  return forms_read_by({&weights.to_k, &weights.to_v});
+}
+
+KeysAndValues project_kv(const AttentionWeights& weights, const LayerInput& context) {
   return {linear(context, weights.to_k), linear(context, weights.to_v)};
 }
 
-AttentionCall project_q(const AttentionWeights& weights, const at::Tensor& x, KeysAndValues kv,
+AttentionCall project_q(const AttentionWeights& weights, const LayerInput& x, KeysAndValues kv,
                         double norm_eps) {
   AttentionCall call;
   call.q = linear(x, weights.to_q);
@@ -113,13 +127,15 @@ AttentionCall project_q(const AttentionWeights& weights, const at::Tensor& x, Ke
   return call;
 }
 
-AttentionCall project_qkv(const AttentionWeights& weights, const at::Tensor& x,
-                          const at::Tensor& context, double norm_eps) {
+AttentionCall project_qkv(const AttentionWeights& weights, const LayerInput& x,
+                          const LayerInput& context, double norm_eps) {
   return project_q(weights, x, project_kv(weights, context), norm_eps);
 }
 
-at::Tensor project_out(const AttentionWeights& weights, const at::Tensor& heads_out) {
-  return linear(heads_out, weights.to_out);
+at::Tensor project_out(const AttentionWeights& weights, const at::Tensor& heads_out,
+                       const at::Tensor& gate_logits) {
+  return linear(gate_heads(heads_out, gate_logits, weights.heads, forms_read_by({&weights.to_out})),
+                weights.to_out);
 }
 
 }  // namespace flotilla::ops

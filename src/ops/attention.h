@@ -1,11 +1,12 @@
-// Multi-head attention between the input projections and the output projection: q/k RMSNorm over
-// all heads, RoPE, scaled dot product, per-head gate. AttentionCall is the border at which
+// Multi-head attention: the input projections; q/k RMSNorm over all heads, RoPE, scaled dot
+// product; the per-head gate and the output projection. AttentionCall is the border at which
 // parallel/ puts the exchange of tokens and heads: everything that needs whole sequences happens
 // behind it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include "ops/layer_input.h"
 #include "ops/linear.h"
 #include "ops/rope.h"
 
@@ -21,12 +22,14 @@ struct AttentionCall {
   int64_t heads = 0;
   RopeTable q_rope;  // undefined: no rotation
   RopeTable k_rope;
-  at::Tensor mask;         // additive, broadcasts to [B, H, Tq, Tk]; undefined: none
-  at::Tensor gate_logits;  // [B, Tq, H]; undefined: no gate. The gate is 2 * sigmoid(logits)
-  at::Tensor keep;         // [B, 1, 1]: out * keep + v * (1 - keep), before the gate; undefined: 1
+  at::Tensor mask;  // additive, broadcasts to [B, H, Tq, Tk]; undefined: none
+  at::Tensor keep;  // [B, 1, 1]: out * keep + v * (1 - keep); undefined: 1
+  // [B, Tq, H]; undefined: no gate. Not read by attend() and its parts but by project_out(), so
+  // that the gate and what the projection reads are one pass.
+  at::Tensor gate_logits;
 };
 
-// Gated heads before the output projection, [B, Tq, H*D].
+// Heads before the gate, [B, Tq, H*D].
 at::Tensor attend(const AttentionCall& call);
 
 // The parts of attend(), for implementations that exchange tokens and heads in between. Queries and
@@ -37,11 +40,12 @@ at::Tensor key_heads(const AttentionCall& call);    // [B, H, Tk, D]
 // AttentionCall.
 at::Tensor dot_product(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                        const at::Tensor& mask);
-// `keep` and the gate on the outputs of all heads, [B, Tq, H*D].
-at::Tensor finish_heads(const AttentionCall& call, const at::Tensor& heads_out);
+// `keep` on the outputs of all heads, [B, Tq, H*D].
+at::Tensor blend_with_values(const AttentionCall& call, const at::Tensor& heads_out);
 
-// What is left of attend() when attention is skipped (STG): the values, gated.
-at::Tensor gate_heads(const at::Tensor& heads_out, const at::Tensor& gate_logits, int64_t heads);
+// heads_out [B, T, H*D] * 2 * sigmoid(logits [B, T, H]); as they are without logits.
+LayerInput gate_heads(const at::Tensor& heads_out, const at::Tensor& gate_logits, int64_t heads,
+                      InputForms forms = {});
 
 // Weights of one attention layer in the layout of the official files (to_q, to_k, ..., q_norm).
 struct AttentionWeights {
@@ -78,21 +82,27 @@ AttentionWeights bind_attention(Binder binder, const AttentionShape& shape) {
   return weights;
 }
 
+// Forms in which the projections read the tokens of queries and the context.
+InputForms query_forms(const AttentionWeights& weights);
+InputForms context_forms(const AttentionWeights& weights);
+
 // Projects x [B, Tq, query_dim] and context [B, Tk, context_dim]; RoPE, mask and keep are left to
 // the caller.
-AttentionCall project_qkv(const AttentionWeights& weights, const at::Tensor& x,
-                          const at::Tensor& context, double norm_eps);
+AttentionCall project_qkv(const AttentionWeights& weights, const LayerInput& x,
+                          const LayerInput& context, double norm_eps);
 // The two halves of that, where the context is there before the queries: keys and values [B, Tk,
 // H*D]; then the rest.
 struct KeysAndValues {
   at::Tensor k;
   at::Tensor v;
 };
-KeysAndValues project_kv(const AttentionWeights& weights, const at::Tensor& context);
-AttentionCall project_q(const AttentionWeights& weights, const at::Tensor& x, KeysAndValues kv,
+KeysAndValues project_kv(const AttentionWeights& weights, const LayerInput& context);
+AttentionCall project_q(const AttentionWeights& weights, const LayerInput& x, KeysAndValues kv,
                         double norm_eps);
 
-// The output projection, [B, Tq, H*D] -> [B, Tq, query_dim].
-at::Tensor project_out(const AttentionWeights& weights, const at::Tensor& heads_out);
+// The gate (AttentionCall::gate_logits) and the output projection, [B, Tq, H*D] -> [B, Tq,
+// query_dim]. When attention is skipped (STG), heads_out is the values.
+at::Tensor project_out(const AttentionWeights& weights, const at::Tensor& heads_out,
+                       const at::Tensor& gate_logits);
 
 }  // namespace flotilla::ops

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "kernels/gate_heads.h"
 #include "kernels/qk_norm_rope.h"
+#include "kernels/quantise_rows.h"
 #include "kernels/residual_norm_modulate.h"
 
 namespace flotilla::ops::cuda {
@@ -39,17 +40,48 @@ int64_t tokens_per_row(const at::Tensor& rows, const at::Tensor& x) {
 
 void launched(cudaError_t code) { C10_CUDA_CHECK(code); }
 
+QuantisedRows empty_rows(const at::Tensor& like) {
+  return {at::empty(like.sizes(), like.options().dtype(at::kFloat8_e4m3fn)),
+          at::empty({like.numel() / like.size(-1), 1}, like.options().dtype(at::kFloat)),
+          like.scalar_type()};
+}
+
+uint8_t* bytes_of(const at::Tensor& values) {
+  return static_cast<uint8_t*>(values.mutable_data_ptr());
+}
+
+QuantisedRows launch_quantise(const at::Tensor& x, kernels::QuantiseRowsArgs args) {
+  const at::Tensor input = x.contiguous();
+  QuantisedRows rows = empty_rows(input);
+  args.x = input.const_data_ptr();
+  args.values = bytes_of(rows.values);
+  args.scales = rows.scales.mutable_data_ptr<float>();
+  args.rows = rows.scales.size(0);
+  args.dim = input.size(-1);
+  args.dtype = data_type(input);
+  launched(kernels::launch_quantise_rows(args, c10::cuda::getCurrentCUDAStream()));
+  return rows;
+}
+
 // Adds a modulation of tokens like `x` to the launch; gives its output. The index, where there is
 // one, must be kept by the caller until the launch.
-at::Tensor add_modulation(kernels::ResidualNormModulateArgs& args, const at::Tensor& x,
+LayerInput add_modulation(kernels::ResidualNormModulateArgs& args, const at::Tensor& x,
                           const TokenModulation& modulation, at::Tensor& index) {
   auto& out = args.modulation[args.modulations++];
   out.scale = modulation.scale.const_data_ptr();
   out.shift = modulation.shift.const_data_ptr();
   out.row_stride = row_stride(modulation.scale, x);
   FLOTILLA_ASSERT(row_stride(modulation.shift, x) == out.row_stride);
-  const at::Tensor result = at::empty_like(x);
-  out.out = result.mutable_data_ptr();
+  LayerInput result;
+  if (modulation.forms.plain) {
+    result.plain = at::empty_like(x);
+    out.out = result.plain.mutable_data_ptr();
+  }
+  if (modulation.forms.quantised) {
+    result.quantised = empty_rows(x);
+    out.values = bytes_of(result.quantised.values);
+    out.scales = result.quantised.scales.mutable_data_ptr<float>();
+  }
   if (modulation.row_of_token.defined()) {
     index = modulation.row_of_token.contiguous();
     args.row_of_token = index.const_data_ptr<int64_t>();
@@ -103,7 +135,7 @@ Residual residual_norm_modulate(const at::Tensor& x, const at::Tensor& update,
   return residual;
 }
 
-at::Tensor modulate(const at::Tensor& x, const TokenModulation& modulation) {
+LayerInput modulate(const at::Tensor& x, const TokenModulation& modulation) {
   FLOTILLA_ASSERT(x.dim() == 3);
   const at::Tensor input = x.contiguous();
   kernels::ResidualNormModulateArgs args;
@@ -113,7 +145,7 @@ at::Tensor modulate(const at::Tensor& x, const TokenModulation& modulation) {
   args.normed = false;
   args.dtype = data_type(x);
   at::Tensor index;
-  const at::Tensor out = add_modulation(args, input, modulation, index);
+  LayerInput out = add_modulation(args, input, modulation, index);
   launched(kernels::launch_residual_norm_modulate(args, c10::cuda::getCurrentCUDAStream()));
   return out;
 }
@@ -133,6 +165,25 @@ at::Tensor gate_heads(const at::Tensor& heads_out, const at::Tensor& logits) {
   args.dtype = data_type(input);
   launched(kernels::launch_gate_heads(args, c10::cuda::getCurrentCUDAStream()));
   return out;
+}
+
+QuantisedRows quantise_rows(const at::Tensor& x) { return launch_quantise(x, {}); }
+
+QuantisedRows gelu_and_quantise(const at::Tensor& x) {
+  kernels::QuantiseRowsArgs args;
+  args.function = kernels::RowFunction::gelu;
+  return launch_quantise(x, args);
+}
+
+QuantisedRows gate_and_quantise(const at::Tensor& heads_out, const at::Tensor& logits) {
+  const at::Tensor gates = logits.contiguous();
+  FLOTILLA_ASSERT(gates.scalar_type() == heads_out.scalar_type() &&
+                  heads_out.numel() / heads_out.size(-1) == gates.numel() / gates.size(-1));
+  kernels::QuantiseRowsArgs args;
+  args.function = kernels::RowFunction::gate_heads;
+  args.gate_logits = gates.const_data_ptr();
+  args.heads = gates.size(-1);
+  return launch_quantise(heads_out, args);
 }
 
 at::Tensor norm_rope(const at::Tensor& x, const at::Tensor& weight, double eps, int64_t heads,

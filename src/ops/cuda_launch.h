@@ -6,6 +6,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "ops/fp8_linear.h"
 #include "ops/norm.h"
 #include "ops/rope.h"
 
@@ -19,10 +20,16 @@ Residual residual_norm_modulate(const at::Tensor& x, const at::Tensor& update,
                                 const TokenGate& gate, double eps,
                                 std::span<const TokenModulation> modulations);
 
-at::Tensor modulate(const at::Tensor& x, const TokenModulation& modulation);
+LayerInput modulate(const at::Tensor& x, const TokenModulation& modulation);
 
 // heads_out [B, T, H*D] * 2 * sigmoid(logits [B, T, H]).
 at::Tensor gate_heads(const at::Tensor& heads_out, const at::Tensor& logits);
+
+// x [..., in] as ops::quantise_rows() does it; the results of GELU and of gate_heads() likewise,
+// without these being written.
+QuantisedRows quantise_rows(const at::Tensor& x);
+QuantisedRows gelu_and_quantise(const at::Tensor& x);
+QuantisedRows gate_and_quantise(const at::Tensor& heads_out, const at::Tensor& logits);
 
 // RMSNorm with `weight` over all heads and split RoPE, [B, T, H*D] -> the same layout. Undefined
 // where the kernel does not take the sizes.

@@ -13,16 +13,18 @@ at::Tensor hidden_in_one(const LinearWeights& layer, const at::Tensor& x) {
       .view({x.size(0), x.size(1), -1});
 }
 
+bool can_be_one(const LinearWeights& layer, const at::Tensor& x) {
+  return x.defined() && x.is_cuda() && x.dim() == 3 && layer.bias.defined() &&
+         layer.weight.scalar_type() == x.scalar_type() && !FixedRowBlocks::active();
+}
+
 }  // namespace
 
-at::Tensor feed_forward(const FeedForwardWeights& weights, const at::Tensor& x) {
-  const bool plain =
-      weights.in.bias.defined() && weights.in.weight.scalar_type() == x.scalar_type();
-  if (x.is_cuda() && x.dim() == 3 && plain && !FixedRowBlocks::active())
-    return linear(hidden_in_one(weights.in, x), weights.out);
-  const at::Tensor hidden =
-      by_rows(linear(x, weights.in), [](const at::Tensor& rows) { return at::gelu(rows, "tanh"); });
-  return linear(hidden, weights.out);
+at::Tensor feed_forward(const FeedForwardWeights& weights, const LayerInput& x) {
+  const InputForms forms = forms_read_by({&weights.out});
+  if (can_be_one(weights.in, x.plain))
+    return linear(make_layer_input(hidden_in_one(weights.in, x.plain), forms), weights.out);
+  return linear(gelu(linear(x, weights.in), forms), weights.out);
 }
 
 }  // namespace flotilla::ops

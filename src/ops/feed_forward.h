@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "ops/layer_input.h"
 #include "ops/linear.h"
 
 namespace flotilla::ops {
@@ -12,7 +13,7 @@ struct FeedForwardWeights {
 };
 
 // x: [..., dim] -> [..., dim].
-at::Tensor feed_forward(const FeedForwardWeights& weights, const at::Tensor& x);
+at::Tensor feed_forward(const FeedForwardWeights& weights, const LayerInput& x);
 
 // Names "net.0.proj" and "net.2", hidden width mult * dim. Binder is loader::WeightBinder.
 template <typename Binder>

@@ -22,7 +22,7 @@ LinearWeights widened(const LinearWeights& layer, at::ScalarType dtype) {
 }
 
 at::Tensor product(const at::Tensor& x, const LinearWeights& layer) {
-  if (layer.row_scales.defined()) return fp8_linear(x, layer);
+  if (layer.row_scales.defined()) return fp8_linear(quantise_rows(x), layer);
   return at::linear(x, layer.weight,
                     layer.bias.defined() ? std::optional(layer.bias) : std::nullopt);
 }

@@ -16,12 +16,13 @@ at::Tensor modulate(const at::Tensor& x, const at::Tensor& scale, const at::Tens
   return x * (1 + scale) + shift;
 }
 
-at::Tensor modulate(const at::Tensor& x, const TokenModulation& modulation) {
+LayerInput modulate(const at::Tensor& x, const TokenModulation& modulation) {
 #ifdef FLOTILLA_CUDA
   if (cuda::has_kernels_for(x)) return cuda::modulate(x, modulation);
 #endif
-  return modulate(x, expand_rows(modulation.scale, modulation.row_of_token),
-                  expand_rows(modulation.shift, modulation.row_of_token));
+  return make_layer_input(modulate(x, expand_rows(modulation.scale, modulation.row_of_token),
+                                   expand_rows(modulation.shift, modulation.row_of_token)),
+                          modulation.forms);
 }
 
 at::Tensor rms_norm_modulate_aten(const at::Tensor& x, double eps,
@@ -30,12 +31,12 @@ at::Tensor rms_norm_modulate_aten(const at::Tensor& x, double eps,
                   expand_rows(modulation.shift, modulation.row_of_token));
 }
 
-at::Tensor rms_norm_modulate(const at::Tensor& x, double eps, const TokenModulation& modulation) {
+LayerInput rms_norm_modulate(const at::Tensor& x, double eps, const TokenModulation& modulation) {
 #ifdef FLOTILLA_CUDA
   if (cuda::has_kernels_for(x))
     return cuda::residual_norm_modulate(x, {}, {}, eps, {&modulation, 1}).modulated.front();
 #endif
-  return rms_norm_modulate_aten(x, eps, modulation);
+  return make_layer_input(rms_norm_modulate_aten(x, eps, modulation), modulation.forms);
 }
 
 Residual residual_norm_modulate_aten(const at::Tensor& x, const at::Tensor& update,
@@ -45,7 +46,8 @@ Residual residual_norm_modulate_aten(const at::Tensor& x, const at::Tensor& upda
   residual.x =
       x + (gate.rows.defined() ? update * expand_rows(gate.rows, gate.row_of_token) : update);
   for (const TokenModulation& modulation : modulations)
-    residual.modulated.push_back(rms_norm_modulate_aten(residual.x, eps, modulation));
+    residual.modulated.push_back(
+        make_layer_input(rms_norm_modulate_aten(residual.x, eps, modulation), modulation.forms));
   return residual;
 }
 

@@ -136,7 +136,7 @@ at::Tensor SequenceParallelAttention::self_attention(const ops::AttentionCall& c
   const auto whole = exchange_qkv(call);
   const at::Tensor own = ops::dot_product(to_heads(whole[0], heads), to_heads(whole[1], heads),
                                           to_heads(whole[2], heads), mask_of_own_heads(call));
-  return ops::finish_heads(call, exchange_.exchange_back(own));  // [B, S, H*D]
+  return ops::blend_with_values(call, exchange_.exchange_back(own));  // [B, S, H*D]
 }
 
 at::Tensor SequenceParallelAttention::video_to_audio(const ops::AttentionCall& call) const {
@@ -146,7 +146,7 @@ at::Tensor SequenceParallelAttention::video_to_audio(const ops::AttentionCall& c
   const at::Tensor own =
       ops::dot_product(own_heads(ops::query_heads(call)), to_heads(whole[0], heads),
                        to_heads(whole[1], heads), mask_of_own_heads(call));
-  return ops::finish_heads(call, exchange_.all_gather_heads(own));  // [B, Ta, H*D]
+  return ops::blend_with_values(call, exchange_.all_gather_heads(own));  // [B, Ta, H*D]
 }
 
 SequenceParallelVelocityModel::SequenceParallelVelocityModel(

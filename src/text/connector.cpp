@@ -42,7 +42,8 @@ at::Tensor run_block(const ConnectorWeights::Block& block, const at::Tensor& x,
   ops::AttentionCall call = ops::project_qkv(block.attention, normed, normed, kNormEps);
   call.q_rope = rope;
   call.k_rope = rope;
-  const at::Tensor middle = x + ops::project_out(block.attention, ops::attend(call));
+  const at::Tensor middle =
+      x + ops::project_out(block.attention, ops::attend(call), call.gate_logits);
   return middle + ops::feed_forward(block.feed_forward, ops::rms_norm(middle, kNormEps));
 }
 

@@ -3,8 +3,10 @@
 #include <ATen/ATen.h>
 
 #include <array>
+#include <optional>
 #include <span>
 
+#include "ops/layer_input.h"
 #include "ops/linear.h"
 #include "ops/norm.h"
 #include "ops/token_rows.h"
@@ -27,8 +29,9 @@ class ModulationRows {
  public:
   ModulationRows(const at::Tensor& table, const at::Tensor& rows, const at::Tensor& row_of_token)
       : rows_(table.unsqueeze(0) + rows), row_of_token_(row_of_token) {}
-  ops::TokenModulation modulation(int64_t scale, int64_t shift) const {
-    return {rows_.select(1, scale), rows_.select(1, shift), row_of_token_};
+  // For readers of these forms.
+  ops::TokenModulation modulation(int64_t scale, int64_t shift, ops::InputForms forms) const {
+    return {rows_.select(1, scale), rows_.select(1, shift), row_of_token_, forms};
   }
   ops::TokenGate gate(int64_t row) const { return {rows_.select(1, row), row_of_token_}; }
 
@@ -63,10 +66,11 @@ class Stream {
     if (!args_.config.cross_attention_adaln) {
       x = ops::residual_norm_modulate(x, update, self_gate, eps_).x;
       beside.join();
-      const at::Tensor text = attend_text(ops::rms_norm(x, eps_), std::move(text_kv));
+      const auto query = ops::make_layer_input(ops::rms_norm(x, eps_), text_query_forms());
+      const at::Tensor text = attend_text(query, std::move(text_kv));
       return add(x, text, {}, cross_modulations());
     }
-    const std::array query = {ada_.modulation(kTextRows + 1, kTextRows)};
+    const std::array query = {ada_.modulation(kTextRows + 1, kTextRows, text_query_forms())};
     auto [sum, queries] = ops::residual_norm_modulate(x, update, self_gate, eps_, query);
     x = sum;
     beside.join();
@@ -75,9 +79,8 @@ class Stream {
   }
 
   // The stream's tokens as input of cross-modal attention; `rows` names the direction.
-  at::Tensor cross_input(const at::Tensor& x, int64_t rows) const {
-    if (cross_inputs_.empty())
-      return ops::rms_norm_modulate(x, eps_, cross_.modulation(rows, rows + 1));
+  ops::LayerInput cross_input(const at::Tensor& x, int64_t rows) const {
+    if (cross_inputs_.empty()) return ops::rms_norm_modulate(x, eps_, cross_modulation(rows));
     return cross_inputs_[rows == kAudioToVideoRows ? 0 : 1];
   }
 
@@ -90,9 +93,9 @@ class Stream {
   }
 
   at::Tensor feed_forward(const at::Tensor& x) const {
-    const at::Tensor input = feed_forward_input_.defined()
-                                 ? feed_forward_input_
-                                 : ops::rms_norm_modulate(x, eps_, feed_forward_modulation());
+    const ops::LayerInput input = feed_forward_input_
+                                      ? *feed_forward_input_
+                                      : ops::rms_norm_modulate(x, eps_, feed_forward_modulation());
     return ops::residual_norm_modulate(x, ops::feed_forward(weights_.feed_forward, input),
                                        ada_.gate(kFeedForwardRows + 2), eps_)
         .x;
@@ -100,45 +103,55 @@ class Stream {
 
   const ops::RopeTable& cross_rope() const { return inputs_.cross_rope; }
   const at::Tensor& video_mask() const { return inputs_.video_mask; }
-  // Another stream is there to read this one, so its tokens are prepared for that at once.
-  void expect_reader() { has_reader_ = true; }
+  // Another stream is there to read this one, so its tokens are prepared for that at once, in the
+  // forms that the two directions take.
+  void expect_reader(ops::InputForms audio_to_video, ops::InputForms video_to_audio) {
+    has_reader_ = true;
+    cross_forms_ = {audio_to_video, video_to_audio};
+  }
 
  private:
   // Projected, not yet gated.
   at::Tensor self_attention(const at::Tensor& x, BlockSet SamplePerturbation::*kind,
                             AttendFunction attend) const {
-    const at::Tensor normed =
-        ops::rms_norm_modulate(x, eps_, ada_.modulation(kSelfRows + 1, kSelfRows));
+    const auto& attention = weights_.self_attention;
+    const ops::LayerInput normed = ops::rms_norm_modulate(
+        x, eps_,
+        ada_.modulation(kSelfRows + 1, kSelfRows,
+                        ops::query_forms(attention) | ops::context_forms(attention)));
     const Skip skip = skip_in_block(args_.perturbations, kind, args_.block_idx, x);
-    if (skip.all) return ops::project_out(weights_.self_attention, values_only(normed));
-    ops::AttentionCall call = ops::project_qkv(weights_.self_attention, normed, normed, eps_);
+    if (skip.all) return values_only(normed);
+    ops::AttentionCall call = ops::project_qkv(attention, normed, normed, eps_);
     call.q_rope = inputs_.rope;
     call.k_rope = inputs_.rope;
     call.mask = inputs_.self_mask;
     call.keep = skip.keep;
-    return ops::project_out(weights_.self_attention, attend != nullptr
-                                                         ? (args_.attention.*attend)(call)
-                                                         : ops::attend(call));
+    const at::Tensor heads_out =
+        attend != nullptr ? (args_.attention.*attend)(call) : ops::attend(call);
+    return ops::project_out(attention, heads_out, call.gate_logits);
   }
 
-  at::Tensor values_only(const at::Tensor& normed) const {
+  at::Tensor values_only(const ops::LayerInput& normed) const {
     const auto& attention = weights_.self_attention;
-    const at::Tensor values = ops::linear(normed, attention.to_v);
-    if (!attention.gated()) return values;
-    return ops::gate_heads(values, ops::linear(normed, attention.gate), attention.heads);
+    const at::Tensor gate_logits =
+        attention.gated() ? ops::linear(normed, attention.gate) : at::Tensor();
+    return ops::project_out(attention, ops::linear(normed, attention.to_v), gate_logits);
   }
 
-  at::Tensor attend_text(const at::Tensor& query, ops::KeysAndValues text) const {
+  ops::InputForms text_query_forms() const { return ops::query_forms(weights_.text_attention); }
+
+  at::Tensor attend_text(const ops::LayerInput& query, ops::KeysAndValues text) const {
     ops::AttentionCall call = ops::project_q(weights_.text_attention, query, std::move(text), eps_);
     call.mask = inputs_.context_mask;
-    return ops::project_out(weights_.text_attention, ops::attend(call));
+    return ops::project_out(weights_.text_attention, ops::attend(call), call.gate_logits);
   }
 
-  at::Tensor text_context() const {
-    if (!args_.config.cross_attention_adaln) return inputs_.context;
+  ops::LayerInput text_context() const {
+    const ops::InputForms forms = ops::context_forms(weights_.text_attention);
+    if (!args_.config.cross_attention_adaln) return ops::make_layer_input(inputs_.context, forms);
     at::Tensor prompt = weights_.prompt_table.unsqueeze(0);  // [1, 2, dim]: shift, scale
     if (inputs_.prompt_rows.defined()) prompt = prompt + inputs_.prompt_rows;
-    return ops::modulate(inputs_.context, {prompt.select(1, 1), prompt.select(1, 0), {}});
+    return ops::modulate(inputs_.context, {prompt.select(1, 1), prompt.select(1, 0), {}, forms});
   }
 
   void add(at::Tensor& x, const at::Tensor& update, const ops::TokenGate& gate,
@@ -150,8 +163,11 @@ class Stream {
 
   std::vector<ops::TokenModulation> cross_modulations() const {
     if (!has_reader_) return {};
-    return {cross_.modulation(kAudioToVideoRows, kAudioToVideoRows + 1),
-            cross_.modulation(kVideoToAudioRows, kVideoToAudioRows + 1)};
+    return {cross_modulation(kAudioToVideoRows), cross_modulation(kVideoToAudioRows)};
+  }
+
+  ops::TokenModulation cross_modulation(int64_t rows) const {
+    return cross_.modulation(rows, rows + 1, cross_forms_[rows == kAudioToVideoRows ? 0 : 1]);
   }
 
   // Gate of what comes from the other stream, [B or 1, dim].
@@ -160,7 +176,8 @@ class Stream {
   }
 
   ops::TokenModulation feed_forward_modulation() const {
-    return ada_.modulation(kFeedForwardRows + 1, kFeedForwardRows);
+    return ada_.modulation(kFeedForwardRows + 1, kFeedForwardRows,
+                           ops::forms_read_by({&weights_.feed_forward.in}));
   }
 
   const StreamBlockWeights& weights_;
@@ -170,8 +187,10 @@ class Stream {
   ModulationRows ada_;
   ModulationRows cross_;
   bool has_reader_ = false;
-  std::vector<at::Tensor> cross_inputs_;  // of audio to video, of video to audio; or empty
-  at::Tensor feed_forward_input_;
+  // Of audio to video, of video to audio.
+  std::array<ops::InputForms, 2> cross_forms_;
+  std::vector<ops::LayerInput> cross_inputs_;  // or empty
+  std::optional<ops::LayerInput> feed_forward_input_;
 };
 
 struct CrossAttention {
@@ -193,9 +212,9 @@ at::Tensor cross_modal(const CrossAttention& cross, const BlockArgs& args, const
   call.q_rope = to.cross_rope();
   call.k_rope = from.cross_rope();
   call.mask = to.video_mask();
-  const at::Tensor update =
-      ops::project_out(cross.weights, cross.attend != nullptr ? (args.attention.*cross.attend)(call)
-                                                              : ops::attend(call));
+  const at::Tensor heads_out =
+      cross.attend != nullptr ? (args.attention.*cross.attend)(call) : ops::attend(call);
+  const at::Tensor update = ops::project_out(cross.weights, heads_out, call.gate_logits);
   return skip.keep.defined() ? update * skip.keep : update;
 }
 
@@ -211,8 +230,10 @@ void run_block(const BlockWeights& weights, const BlockArgs& args, const StreamI
   const bool run_audio = audio != nullptr && audio->enabled;
 
   if (video_stream && audio_stream) {
-    video_stream->expect_reader();
-    audio_stream->expect_reader();
+    const auto& to_video = weights.audio_to_video;
+    const auto& to_audio = weights.video_to_audio;
+    video_stream->expect_reader(ops::query_forms(to_video), ops::context_forms(to_audio));
+    audio_stream->expect_reader(ops::context_forms(to_video), ops::query_forms(to_audio));
   }
   // Both directions of cross-modal attention read the tokens as they are before either. The handles
   // also keep what the side reads until it is joined.

@@ -32,7 +32,7 @@ TEST(RmsNormModulateTest, EqualsTheTwin) {
         modulation.row_of_token =
             at::randint(size.rows, {size.batch, size.tokens}, options.dtype(at::kLong));
       }
-      const at::Tensor actual = ops::rms_norm_modulate(x, 1e-6, modulation);
+      const at::Tensor actual = ops::rms_norm_modulate(x, 1e-6, modulation).plain;
       modulation.scale = modulation.scale.to(at::kDouble);
       modulation.shift = modulation.shift.to(at::kDouble);
       const at::Tensor expected = ops::rms_norm_modulate_aten(x.to(at::kDouble), 1e-6, modulation);
@@ -83,7 +83,7 @@ TEST(ResidualNormModulateTest, EqualsTheTwin) {
           // Of the sum as it was rounded: that is what the next layer adds to.
           const at::Tensor expected = ops::rms_norm_modulate_aten(actual.x.to(at::kDouble), 1e-6,
                                                                   in_float64(modulations[m]));
-          EXPECT_TRUE(test::all_close(actual.modulated[m], expected, 2 * rtol, rtol));
+          EXPECT_TRUE(test::all_close(actual.modulated[m].plain, expected, 2 * rtol, rtol));
         }
       }
     }
@@ -102,7 +102,7 @@ TEST(ResidualNormModulateTest, GateOfASampleNeedsNoIndex) {
   const auto expected =
       ops::residual_norm_modulate_aten(x, update, {gate, {}}, 1e-6, {&modulation, 1});
   EXPECT_TRUE(test::all_close(actual.x, expected.x, 2e-6, 2e-6));
-  EXPECT_TRUE(test::all_close(actual.modulated[0], expected.modulated[0], 1e-5, 1e-5));
+  EXPECT_TRUE(test::all_close(actual.modulated[0].plain, expected.modulated[0].plain, 1e-5, 1e-5));
 }
 
 TEST(GateHeadsTest, EqualsTheTwin) {
@@ -112,7 +112,7 @@ TEST(GateHeadsTest, EqualsTheTwin) {
       const auto options = at::TensorOptions(at::kCUDA).dtype(dtype);
       const at::Tensor heads_out = at::randn({2, 33, 4 * head_dim}, options);
       const at::Tensor logits = at::randn({2, 33, 4}, options) * 4;
-      const at::Tensor actual = ops::gate_heads(heads_out, logits, 4);
+      const at::Tensor actual = ops::gate_heads(heads_out, logits, 4).plain;
       const at::Tensor gates = 2 * at::sigmoid(logits.to(at::kDouble));
       const at::Tensor expected =
           (heads_out.to(at::kDouble).unflatten(-1, {4, -1}) * gates.unsqueeze(-1)).flatten(-2);

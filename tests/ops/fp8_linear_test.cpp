@@ -1,5 +1,6 @@
 // Products of e4m3 numbers: the quantisation of rows, the oracle against plain numbers, 8-bit
-// storage in plain products; on a GPU the tensor cores against the oracle.
+// storage in plain products; on a GPU the tensor cores against the oracle. The kernels that
+// quantise: tests/kernels/quantise_rows_test.cpp.
 #include "ops/fp8_linear.h"
 
 #include <ATen/ATen.h>
@@ -41,6 +42,29 @@ TEST(QuantiseRowsTest, RowsDoNotDependOnEachOther) {
     EXPECT_TRUE(
         test::same_bytes(one.values.view(at::kByte), whole.values.narrow(0, i, 1).view(at::kByte)));
     EXPECT_TRUE(test::same_bytes(one.scales, whole.scales.narrow(0, i, 1)));
+  }
+}
+
+TEST(QuantiseRowsTest, KeepsTheShapeOfTokens) {
+  const at::Tensor tokens = at::randn({2, 5, 48}).to(at::kBFloat16);
+  const QuantisedRows quantised = ops::quantise_rows(tokens.transpose(0, 1));
+  EXPECT_EQ(quantised.values.sizes(), at::IntArrayRef({5, 2, 48}));
+  EXPECT_EQ(quantised.scales.sizes(), at::IntArrayRef({10, 1}));
+  EXPECT_EQ(quantised.dtype, at::kBFloat16);
+  const at::Tensor wide = tokens.transpose(0, 1).to(at::kFloat);
+  EXPECT_TRUE(test::all_close(ops::dequantise_rows(quantised), wide, 0.02, 1.0 / 16));
+}
+
+// Nothing that is not finite may come out as a number: one row's product is not finite either, the
+// others do not notice.
+TEST(QuantiseRowsTest, RowThatIsNotFiniteStaysSo) {
+  for (const float wrong : {NAN, INFINITY, -INFINITY}) {
+    at::Tensor rows = at::randn({3, 32});
+    rows[1][7] = wrong;
+    const at::Tensor out = ops::linear(rows, scaled_layer(32, 16));
+    EXPECT_FALSE(at::isfinite(out[1]).any().item<bool>()) << wrong;
+    EXPECT_TRUE(at::isfinite(out[0]).all().item<bool>()) << wrong;
+    EXPECT_TRUE(at::isfinite(out[2]).all().item<bool>()) << wrong;
   }
 }
 
@@ -105,8 +129,9 @@ TEST(Fp8LinearGpuTest, TensorCoresEqualTheOracle) {
     const LinearWeights host = scaled_layer(in, out, at::kBFloat16);
     const LinearWeights layer{host.weight.cuda(), host.bias.cuda(), host.row_scales.cuda()};
     const at::Tensor x = at::randn({rows, in}).to(at::kBFloat16).cuda();
-    const at::Tensor actual = ops::fp8_linear(x, layer).to(at::kFloat);
-    const at::Tensor expected = ops::fp8_linear_by_dequantising(x, layer).to(at::kFloat);
+    const QuantisedRows input = ops::quantise_rows(x);
+    const at::Tensor actual = ops::fp8_linear(input, layer).to(at::kFloat);
+    const at::Tensor expected = ops::fp8_linear_by_dequantising(input, layer).to(at::kFloat);
     EXPECT_LT((actual - expected).norm().item<double>(), 0.01 * expected.norm().item<double>())
         << rows << " " << in << " " << out;
   }

@@ -107,8 +107,9 @@ TEST_P(BlockGoldenTest, SingleModulesMatch) {
   const auto call = ops::project_qkv(block.video.self_attention, x, x, model_.config().norm_eps);
   EXPECT_TRUE(all_close(ops::rms_norm(call.q, call.norm_eps, call.q_norm),
                         golden_["attn1.q_norm_of_to_q"], kTolerance));
-  EXPECT_TRUE(all_close(ops::project_out(block.video.self_attention, ops::attend(call)),
-                        golden_["attn1.out"], kTolerance));
+  EXPECT_TRUE(
+      all_close(ops::project_out(block.video.self_attention, ops::attend(call), call.gate_logits),
+                golden_["attn1.out"], kTolerance));
   EXPECT_TRUE(
       all_close(ops::feed_forward(block.video.feed_forward, x), golden_["ff.out"], kTolerance));
 }

@@ -21,10 +21,14 @@ class BlockGraphsTest : public testing::Test {
  protected:
   void SetUp() override {
     FLOTILLA_REQUIRE_GPU();
-    model_.emplace(test::open_tiny("ltx23-dev.safetensors"), at::kFloat, at::kCUDA);
     positions_ = {spans({3, kVideoTokens}), spans({1, kAudioTokens})};
-    graphed_.emplace(*model_, positions_, at::kFloat, &graphs_);
-    eager_.emplace(*model_, positions_, at::kFloat);
+    load(at::kFloat);
+  }
+  void load(loader::StoragePolicy policy) {
+    options_ = options_.dtype(policy.dtype);
+    model_.emplace(test::open_tiny("ltx23-dev.safetensors"), policy, at::kCUDA);
+    graphed_.emplace(*model_, positions_, policy.dtype, &graphs_);
+    eager_.emplace(*model_, positions_, policy.dtype);
   }
 
   static constexpr int64_t kVideoTokens = 21;
@@ -32,13 +36,13 @@ class BlockGraphsTest : public testing::Test {
 
   at::Tensor spans(std::vector<int64_t> sizes) const {
     sizes.insert(sizes.begin(), 1);
-    const at::Tensor begin = at::rand(sizes, options_) * 10;
+    const at::Tensor begin = at::rand(sizes, options_.dtype(at::kFloat)) * 10;
     return at::stack({begin, begin + 0.5}, -1);
   }
   Modality modality(int64_t tokens, const transformer::StreamConfig& config, double sigma) const {
     Modality made;
     made.latent = at::randn({1, tokens, config.in_channels}, options_);
-    made.sigma = at::full({1}, sigma, options_);
+    made.sigma = at::full({1}, sigma, options_.dtype(at::kFloat));
     made.timesteps.values = made.sigma;
     made.context = at::randn({1, 12, config.context_dim}, options_);
     return made;
@@ -67,6 +71,36 @@ TEST_F(BlockGraphsTest, ReplaysEqualEagerForwards) {
   for (const double sigma : {0.9, 0.8, 0.5, 0.1}) expect_equal(sigma);
   EXPECT_EQ(graphs_.num_captured(), 1);
   EXPECT_EQ(graphs_.num_replays(), 3);  // all but the first
+}
+
+// Inputs of 8-bit products are quantised within the kernels that make them; on the CPU by ATen.
+TEST_F(BlockGraphsTest, EightBitProductsAreThoseOfTheCpu) {
+  const auto policy = loader::StoragePolicy::fp8_scaled_mm();
+  load(policy);
+  const transformer::Transformer on_cpu(test::open_tiny("ltx23-dev.safetensors"), policy, at::kCPU);
+  const transformer::TokenPositions positions{positions_.video.cpu(), positions_.audio.cpu()};
+  const transformer::LocalVelocityModel oracle(on_cpu, positions, policy.dtype);
+  const Modality video = modality(kVideoTokens, model_->config().video, 0.7);
+  const Modality audio = modality(kAudioTokens, model_->config().audio, 0.7);
+  const auto to_cpu = [](Modality made) {
+    for (at::Tensor* tensor : {&made.latent, &made.sigma, &made.timesteps.values, &made.context})
+      *tensor = tensor->cpu();
+    return made;
+  };
+  const Modality host_video = to_cpu(video);
+  const Modality host_audio = to_cpu(audio);
+  const Velocity expected = oracle.forward(&host_video, &host_audio, {});
+  for (int i = 0; i < 3; ++i) {
+    const Velocity actual = graphed_->forward(&video, &audio, {});
+    for (const auto& [ours, theirs] :
+         {std::pair(actual.video, expected.video), std::pair(actual.audio, expected.audio)}) {
+      // Roundings to bfloat16 at other places move some numbers by a step of e4m3 further on.
+      const at::Tensor wide = theirs.to(at::kFloat);
+      EXPECT_LT((ours.cpu().to(at::kFloat) - wide).norm().item<double>(),
+                0.05 * wide.norm().item<double>());
+    }
+  }
+  EXPECT_EQ(graphs_.num_replays(), 2);
 }
 
 TEST_F(BlockGraphsTest, EachKindOfPassHasItsGraph) {
