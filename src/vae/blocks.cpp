@@ -24,18 +24,22 @@ ResidualLayer bind_layer(int64_t in, int64_t out, loader::WeightBinder binder) {
   return layer;
 }
 
-at::Tensor apply_layer(const ResidualLayer& layer, at::Tensor x, const Borders& borders) {
-  at::Tensor hidden = convolve(padded_norm_silu(x, borders), layer.conv1, borders);
-  at::Tensor buffer = padded_norm_silu(hidden, borders);
-  hidden.reset();
-  hidden = convolve(buffer, layer.conv2, borders);
+// Adds the layer's result to x, which is a sum that may still be open.
+void apply_layer(const ResidualLayer& layer, ops::MapSum& x, const Borders& borders) {
+  at::Tensor buffer = padded_norm_silu(x, borders, Keep::sum);
+  ops::MapSum hidden = convolve_open(buffer, layer.conv1, borders);
+  buffer.reset();
+  buffer = padded_norm_silu(hidden, borders, Keep::nothing);
+  hidden = {};
+  hidden = convolve_open(buffer, layer.conv2, borders);
   buffer.reset();
   if (layer.shortcut_weight.defined()) {
     constexpr double kEpsilon = 1e-6;
-    x = at::group_norm(x, 1, layer.shortcut_norm_weight, layer.shortcut_norm_bias, kEpsilon);
-    x = at::conv3d(x, layer.shortcut_weight, layer.shortcut_bias);
+    x.x = at::group_norm(x.x, 1, layer.shortcut_norm_weight, layer.shortcut_norm_bias, kEpsilon);
+    x.x = at::conv3d(x.x, layer.shortcut_weight, layer.shortcut_bias);
   }
-  return hidden.add_(x);
+  x.update = std::move(hidden.x);
+  x.bias = std::move(hidden.bias);
 }
 
 // [B, C, F*p, H*q, W*r] -> [B, F, H, W, C*p*q*r]: each p x q x r cell becomes channels.
@@ -45,15 +49,6 @@ at::Tensor fold_cells(const at::Tensor& x, const Stride& s) {
   return x.reshape({b, c, f, s[0], h, s[1], w, s[2]})
       .permute({0, 2, 4, 6, 1, 3, 5, 7})
       .reshape({b, f, h, w, c * s[0] * s[1] * s[2]});
-}
-
-// [B, C*p*q*r, F, H, W] -> [B, F*p, H*q, W*r, C]: the inverse.
-at::Tensor unfold_cells(const at::Tensor& x, const Stride& s) {
-  const int64_t b = x.size(0), c = x.size(1) / (s[0] * s[1] * s[2]);
-  const int64_t f = x.size(2), h = x.size(3), w = x.size(4);
-  return x.view({b, c, s[0], s[1], s[2], f, h, w})
-      .permute({0, 5, 2, 6, 3, 7, 4, 1})
-      .reshape({b, f * s[0], h * s[1], w * s[2], c});
 }
 
 at::Tensor channels_first(const at::Tensor& x) { return x.permute({0, 4, 1, 2, 3}); }
@@ -79,22 +74,16 @@ at::Tensor apply_fold(const Block& block, at::Tensor x, Borders borders) {
   return channels_first(folded.add_(skip));
 }
 
-at::Tensor apply_unfold(const Block& block, at::Tensor x, const Borders& borders) {
-  const Stride& stride = block.config.stride;
-  const int64_t first = stride[0] - 1;  // the frame in front of the first picture is dropped
-  at::Tensor skip;
-  if (block.config.skip) skip = unfold_cells(x, stride);  // [B, F, H, W, C/cells]
-  at::Tensor buffer = padded(x, borders);
-  x.reset();
-  at::Tensor wide = convolve(buffer, block.conv, borders);
+ops::MapSum apply_unfold(const Block& block, ops::MapSum x, const Borders& borders) {
+  const bool has_skip = block.config.skip;
+  at::Tensor buffer = padded(x, borders, has_skip ? Keep::sum : Keep::nothing);
+  const at::Tensor skip = has_skip ? x.x : at::Tensor();
+  x = {};
+  const ops::MapSum wide = convolve_open(buffer, block.conv, borders);
   buffer.reset();
-  at::Tensor out = unfold_cells(wide, stride);
-  wide.reset();
-  if (skip.defined()) {
-    // The unfolded input has fewer channels; it is repeated, all of it after itself.
-    out.unflatten(-1, {out.size(-1) / skip.size(-1), skip.size(-1)}).add_(skip.unsqueeze(-2));
-  }
-  return channels_first(out.narrow(1, first, out.size(1) - first));
+  // The frame in front of the first picture is dropped.
+  return {
+      ops::unfold_channels(wide, skip, {block.config.stride, block.config.stride[0] - 1}), {}, {}};
 }
 
 }  // namespace
@@ -127,20 +116,27 @@ Block bind_block(const BlockConfig& config, int64_t in, int64_t out, loader::Wei
   return block;
 }
 
-at::Tensor apply_block(const Block& block, at::Tensor x, const Borders& borders) {
+ops::MapSum apply_block(const Block& block, ops::MapSum x, const Borders& borders) {
   switch (block.config.kind) {
     case BlockKind::residual:
     case BlockKind::residual_widen:
-      for (const ResidualLayer& layer : block.layers) x = apply_layer(layer, std::move(x), borders);
+      for (const ResidualLayer& layer : block.layers) apply_layer(layer, x, borders);
       return x;
     case BlockKind::strided:
-      return apply_strided(block, std::move(x), borders);
+      add_up(x);
+      return {apply_strided(block, std::move(x.x), borders), {}, {}};
     case BlockKind::fold:
-      return apply_fold(block, std::move(x), borders);
+      add_up(x);
+      return {apply_fold(block, std::move(x.x), borders), {}, {}};
     case BlockKind::unfold:
       return apply_unfold(block, std::move(x), borders);
   }
   fail(ErrorKind::internal, "a VAE block of an unknown kind");
+}
+
+at::Tensor apply_block(const Block& block, at::Tensor x, const Borders& borders) {
+  ops::MapSum map = apply_block(block, ops::MapSum{std::move(x), {}, {}}, borders);
+  return add_up(map);
 }
 
 at::Tensor patchify_pixels(const at::Tensor& pixels, int64_t patch_size) {
@@ -152,12 +148,7 @@ at::Tensor patchify_pixels(const at::Tensor& pixels, int64_t patch_size) {
 }
 
 at::Tensor unpatchify_pixels(const at::Tensor& patches, int64_t patch_size) {
-  const int64_t b = patches.size(0), f = patches.size(2), p = patch_size;
-  const int64_t c = patches.size(1) / (p * p), h = patches.size(3), w = patches.size(4);
-  return channels_first(patches
-                            .view({b, c, p, p, f, h, w})  // b c x y f h w
-                            .permute({0, 4, 5, 3, 6, 2, 1})
-                            .reshape({b, f, h * p, w * p, c}));
+  return ops::unpatchify({patches, {}, {}}, patch_size);
 }
 
 }  // namespace flotilla::vae

@@ -35,6 +35,7 @@ Block bind_block(const BlockConfig& config, int64_t in, int64_t out, loader::Wei
 
 // Encoder: halves the axes that the block names; frames must be 1 + even before a halving of time.
 // Decoder: doubles them, and drops the first frame after a doubling of time.
+ops::MapSum apply_block(const Block& block, ops::MapSum x, const Borders& borders);
 at::Tensor apply_block(const Block& block, at::Tensor x, const Borders& borders);
 
 // Pixels to channels and back: [B, C, F, H, W] <-> [B, C*p*p, F, H/p, W/p]; in the channel index

@@ -37,21 +37,25 @@ void reflect_margin(const at::Tensor& frames) {
   }
 }
 
-// `fill` writes the picture [B, C, F, H, W] into the view that it gets.
-template <typename Fill>
-at::Tensor make_padded(const at::Tensor& x, const Borders& borders, const Fill& fill) {
+at::Tensor empty_padded(const at::Tensor& x, const Borders& borders) {
   const int64_t margin = borders.margin();
-  const int64_t frames = x.size(2);
   if (margin > 0 && (x.size(3) < 2 || x.size(4) < 2)) {
     fail(ErrorKind::config,
          fmt::format("this video VAE pads by reflection and needs at least 2 x 2 latent cells; the "
                      "picture has {} x {}",
                      x.size(3), x.size(4)));
   }
-  const at::Tensor buffer =
-      at::empty({x.size(0), x.size(1), borders.front() + frames + borders.back(),
-                 x.size(3) + 2 * margin, x.size(4) + 2 * margin},
-                x.options(), format_for(x));
+  return at::empty({x.size(0), x.size(1), borders.front() + x.size(2) + borders.back(),
+                    x.size(3) + 2 * margin, x.size(4) + 2 * margin},
+                   x.options(), format_for(x));
+}
+
+// `fill` writes the picture [B, C, F, H, W] into the view that it gets.
+template <typename Fill>
+at::Tensor make_padded(const at::Tensor& x, const Borders& borders, const Fill& fill) {
+  const int64_t margin = borders.margin();
+  const int64_t frames = x.size(2);
+  const at::Tensor buffer = empty_padded(x, borders);
   const at::Tensor middle = buffer.narrow(2, borders.front(), frames);
   fill(without_margin(middle, margin));
   if (margin > 0) reflect_margin(middle);
@@ -70,6 +74,24 @@ void norm_silu(const at::Tensor& x, at::Tensor& out) {
   at::silu_(out);
 }
 
+// Whether one kernel adds up, filters and writes the map with its borders.
+bool is_fused(const ops::MapSum& map) {
+  return ops::has_map_kernels(map.x) && format_for(map.x) == at::MemoryFormat::ChannelsLast3d;
+}
+
+at::Tensor write_padded(ops::MapSum& map, const Borders& borders, Keep keep, bool norm_silu) {
+  ops::MapOutputs outputs{.buffer = empty_padded(map.x, borders),
+                          .front = borders.front(),
+                          .norm_silu = norm_silu,
+                          .eps = kNormEpsilon};
+  const bool is_sum = !map.update.defined() && !map.bias.defined();
+  if (keep == Keep::sum && !is_sum) outputs.sum = map.update.defined() ? map.update : map.x;
+  ops::write_map(map, outputs);
+  if (borders.margin() > 0) reflect_margin(outputs.buffer);
+  if (outputs.sum.defined()) map = {outputs.sum, {}, {}};
+  return outputs.buffer;
+}
+
 // conv3d gives maps with B*C*F*H below 20480 to an im2col loop that took 2 to 10 times as long as
 // oneDNN on those that this asks for.
 bool use_onednn(const at::Tensor& buffer) {
@@ -83,6 +105,32 @@ bool use_onednn(const at::Tensor& buffer) {
 Conv take_conv(loader::WeightBinder& binder, std::string_view name, int64_t in, int64_t out) {
   const std::string stem = std::string(name) + ".conv.";
   return {binder.take(stem + "weight", {out, in, 3, 3, 3}), binder.take(stem + "bias", {out})};
+}
+
+const at::Tensor& add_up(ops::MapSum& map) {
+  if (ops::has_map_kernels(map.x)) {
+    if (map.update.defined() || map.bias.defined()) {
+      const at::Tensor sum = map.update.defined() ? map.update : map.x;
+      ops::write_map(map, {.sum = sum});
+      map = {sum, {}, {}};
+    }
+    return map.x;
+  }
+  if (map.bias.defined()) map.x.add_(map.bias.view({1, -1, 1, 1, 1}));
+  if (map.update.defined()) map.x = map.update.add_(map.x);
+  map.update.reset();
+  map.bias.reset();
+  return map.x;
+}
+
+at::Tensor padded(ops::MapSum& map, const Borders& borders, Keep keep) {
+  return is_fused(map) ? write_padded(map, borders, keep, /*norm_silu=*/false)
+                       : padded(add_up(map), borders);
+}
+
+at::Tensor padded_norm_silu(ops::MapSum& map, const Borders& borders, Keep keep) {
+  return is_fused(map) ? write_padded(map, borders, keep, /*norm_silu=*/true)
+                       : padded_norm_silu(add_up(map), borders);
 }
 
 at::Tensor padded(const at::Tensor& x, const Borders& borders) {
@@ -113,6 +161,17 @@ at::Tensor convolve(const at::Tensor& buffer, const Conv& conv, const Borders& b
     return at::mkldnn_convolution(buffer, conv.weight, conv.bias, padding, stride, dilation, 1);
   }
   return at::conv3d(buffer, conv.weight, conv.bias, stride, padding, dilation);
+}
+
+ops::MapSum convolve_open(const at::Tensor& buffer, const Conv& conv, const Borders& borders) {
+  if (!ops::has_map_kernels(buffer)) return {convolve(buffer, conv, borders), {}, {}};
+  return {convolve(buffer, {conv.weight, {}}, borders), {}, conv.bias};
+}
+
+void lay_channels_innermost(at::Tensor& weight) {
+  const at::Tensor turned = weight.contiguous(at::MemoryFormat::ChannelsLast3d);
+  weight = weight.as_strided(weight.sizes(), turned.strides(), weight.storage_offset());
+  weight.copy_(turned);
 }
 
 }  // namespace flotilla::vae

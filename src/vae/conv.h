@@ -4,6 +4,9 @@
 // layer before writes into: padded() makes it, convolve() reads it. All activations are [B, C, F,
 // H, W] with channels innermost in memory (channels_last_3d): the norm over channels is then
 // contiguous, and frames are contiguous slices.
+//
+// On a GPU a convolution's bias and the sum of a residual layer are not passes of their own: they
+// stay beside the map (ops::MapSum) until padded() or padded_norm_silu() reads it.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -12,6 +15,7 @@
 #include <string_view>
 
 #include "loader/weight_arena.h"
+#include "ops/feature_map.h"
 #include "vae/config.h"
 
 namespace flotilla::vae {
@@ -35,9 +39,16 @@ struct Borders {
   int64_t margin() const { return space == SpatialPadding::reflect ? 1 : 0; }
 };
 
-// x with its borders. Errors (ErrorKind::config): reflection of a picture of one row or column.
+// Whether the sum of a map's parts is read again; it is then left as the map's only part.
+enum class Keep { nothing, sum };
+// Adds up the parts of a map, in the memory of the update where there is one, else of x.
+const at::Tensor& add_up(ops::MapSum& map);
+// The map with its borders. Errors (ErrorKind::config): reflection of a picture of one row or
+// column. With Keep::nothing the map is used up.
+at::Tensor padded(ops::MapSum& map, const Borders& borders, Keep keep);
 at::Tensor padded(const at::Tensor& x, const Borders& borders);
 // silu(pixel_norm(x)) with its borders; pixel_norm is x / sqrt(mean over channels of x^2 + 1e-8).
+at::Tensor padded_norm_silu(ops::MapSum& map, const Borders& borders, Keep keep);
 at::Tensor padded_norm_silu(const at::Tensor& x, const Borders& borders);
 // The frames of a buffer of padded(), from `first` on, without the rows and columns of the border.
 at::Tensor frames_of(const at::Tensor& buffer, const Borders& borders, int64_t first);
@@ -45,5 +56,10 @@ at::Tensor frames_of(const at::Tensor& buffer, const Borders& borders, int64_t f
 // Convolves a buffer of padded(): [B, in, F + borders, H, W] -> [B, out, F', H', W'].
 at::Tensor convolve(const at::Tensor& buffer, const Conv& conv, const Borders& borders,
                     const std::array<int64_t, 3>& stride = {1, 1, 1});
+// The same with stride 1, its bias left to whoever reads the map where that saves a pass.
+ops::MapSum convolve_open(const at::Tensor& buffer, const Conv& conv, const Borders& borders);
+
+// Turns a weight around in its own memory, so that channels lie innermost, as cuDNN reads it.
+void lay_channels_innermost(at::Tensor& weight);
 
 }  // namespace flotilla::vae

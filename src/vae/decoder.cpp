@@ -12,10 +12,23 @@ namespace {
 
 // One number tells whether a tile is finite: NaN and infinity survive the sum, pixels cannot
 // overflow it.
-void check_finite(const at::Tensor& pixels, int64_t tile_idx, const TilePlan& plan) {
-  if (at::isfinite(pixels.sum(at::kFloat)).item<bool>()) return;
+void check_finite(const at::Tensor& patches, int64_t tile_idx, const TilePlan& plan) {
+  if (at::isfinite(patches.sum(at::kFloat)).item<bool>()) return;
   fail(ErrorKind::non_finite, fmt::format("decoded video: NaN or infinity in tile {} of {}",
                                           tile_idx + 1, plan.num_tiles()));
+}
+
+// In the arena's own memory, whose views by name are not used after this.
+void lay_channels_innermost(DecoderWeights& weights) {
+  vae::lay_channels_innermost(weights.conv_in.weight);
+  vae::lay_channels_innermost(weights.conv_out.weight);
+  for (Block& block : weights.blocks) {
+    for (ResidualLayer& layer : block.layers) {
+      vae::lay_channels_innermost(layer.conv1.weight);
+      vae::lay_channels_innermost(layer.conv2.weight);
+    }
+    if (block.conv.weight.defined()) vae::lay_channels_innermost(block.conv.weight);
+  }
 }
 
 }  // namespace
@@ -62,6 +75,7 @@ VideoDecoder VideoDecoder::from_checkpoint(std::shared_ptr<const loader::Checkpo
     DecoderWeights weights = bind_decoder(config, scope);
     binder.finish();
     if (!device.is_meta()) load(*arena);
+    if (device.is_cuda()) lay_channels_innermost(weights);
     return VideoDecoder(std::move(config), std::move(weights), std::move(arena));
   });
 }
@@ -76,17 +90,20 @@ void VideoDecoder::check_latent(const at::Tensor& latent) const {
   }
 }
 
-at::Tensor VideoDecoder::decode(const at::Tensor& latent) const {
+ops::MapSum VideoDecoder::decode_patches(const at::Tensor& latent) const {
   check_latent(latent);
   const at::Tensor& like = weights_.conv_in.weight;
-  at::Tensor x = weights_.statistics.un_normalize(latent.to(like.device(), like.scalar_type()));
-  x = convolve(padded(x, borders()), weights_.conv_in, borders());
+  const at::Tensor cells =
+      weights_.statistics.un_normalize(latent.to(like.device(), like.scalar_type()));
+  ops::MapSum x = convolve_open(padded(cells, borders()), weights_.conv_in, borders());
   for (const Block& block : weights_.blocks) x = apply_block(block, std::move(x), borders());
-  at::Tensor buffer = padded_norm_silu(x, borders());
-  x.reset();
-  x = convolve(buffer, weights_.conv_out, borders());
-  buffer.reset();
-  return unpatchify_pixels(x, config_.patch_size);
+  const at::Tensor buffer = padded_norm_silu(x, borders(), Keep::nothing);
+  x = {};
+  return convolve_open(buffer, weights_.conv_out, borders());
+}
+
+at::Tensor VideoDecoder::decode(const at::Tensor& latent) const {
+  return ops::unpatchify(decode_patches(latent), config_.patch_size);
 }
 
 void VideoDecoder::decode_frames(const at::Tensor& latent, const TilePlan& plan,
@@ -110,9 +127,14 @@ FrameStream::FrameStream(const VideoDecoder& decoder, at::Tensor latent, const T
 
 at::Tensor FrameStream::next() {
   while (!ready_.defined() && next_tile_ < plan_.num_tiles()) {
-    const at::Tensor pixels = decoder_.decode(plan_.tile_of(latent_, next_tile_));
-    check_finite(pixels, next_tile_, plan_);
-    blender_.add(pixels[0].permute({1, 2, 3, 0}));  // [F, H, W, 3]
+    const ops::MapSum patches = decoder_.decode_patches(plan_.tile_of(latent_, next_tile_));
+    check_finite(patches.x, next_tile_, plan_);
+    const int64_t patch_size = decoder_.config().patch_size;
+    if (plan_.tiled()) {
+      blender_.add(ops::unpatchify(patches, patch_size)[0].permute({1, 2, 3, 0}));  // [F, H, W, 3]
+    } else {
+      ready_ = ops::unpatchify_frames(patches, patch_size);
+    }
     ++next_tile_;
     if (on_tile_) on_tile_(next_tile_, plan_.num_tiles());
   }

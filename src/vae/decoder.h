@@ -49,6 +49,8 @@ class VideoDecoder {
   // H*height, W*width], channels innermost in memory, in the weights' dtype.
   // Errors (ErrorKind::config): wrong channels, a side of zero; one cell a side with reflection.
   at::Tensor decode(const at::Tensor& latent) const;
+  // The same before channels become pixels, [B, 3*patch*patch, F, H, W], and the bias beside it.
+  ops::MapSum decode_patches(const at::Tensor& latent) const;
   // latent: [1, C, F, H, W] of the plan's size; batches of plan.batch_frames() frames (empty ones
   // are left out) go to `on_frames`. One tile is decoded as a whole.
   // Errors: as decode(); ErrorKind::non_finite names the tile with NaN or infinity.
