@@ -21,11 +21,18 @@ std::span<const uint8_t> FrameBatch::frame(int64_t index) const {
   return std::span(*bytes).subspan(static_cast<size_t>(index) * frame_bytes, frame_bytes);
 }
 
-FrameBatch make_frame_batch(const at::Tensor& frames, int64_t first_frame) {
+FrameBatch make_frame_batch(const at::Tensor& frames, int64_t first_frame,
+                            std::vector<uint8_t> memory) {
   FLOTILLA_ASSERT(frames.dim() == 4 && frames.size(3) == 3 && frames.scalar_type() == at::kByte);
-  auto bytes = std::make_shared<std::vector<uint8_t>>(static_cast<size_t>(frames.numel()));
+  memory.resize(static_cast<size_t>(frames.numel()));
+  auto bytes = std::make_shared<std::vector<uint8_t>>(std::move(memory));
   at::from_blob(bytes->data(), frames.sizes(), at::kByte).copy_(frames);
   return {first_frame, frames.size(0), std::move(bytes)};
+}
+
+std::future<std::vector<uint8_t>> prepare_memory(int64_t bytes) {
+  return std::async(std::launch::async,
+                    [bytes] { return std::vector<uint8_t>(static_cast<size_t>(bytes)); });
 }
 
 void FrameOrder::accept(const FrameBatch& batch) {

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <deque>
 #include <exception>
+#include <future>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -42,8 +43,13 @@ struct FrameBatch {
   std::span<const uint8_t> frame(int64_t index) const;
 };
 
-// Copies uint8 [F, H, W, 3] (any device) into a batch that begins at `first_frame`.
-FrameBatch make_frame_batch(const at::Tensor& frames, int64_t first_frame);
+// Copies uint8 [F, H, W, 3] (any device) into a batch that begins at `first_frame`. `memory`: used
+// for the bytes where there is some, see prepare_memory().
+FrameBatch make_frame_batch(const at::Tensor& frames, int64_t first_frame,
+                            std::vector<uint8_t> memory = {});
+// Memory that a thread of its own touches for the first time, which takes as long as a copy: while
+// a device decodes that costs nothing.
+std::future<std::vector<uint8_t>> prepare_memory(int64_t bytes);
 
 class FrameSink {
  public:

@@ -111,4 +111,15 @@ at::Tensor unpatchify_frames(const MapSum& patches, int64_t patch_size) {
   return unpatchify_frames_aten(patches, patch_size);
 }
 
+at::Tensor frame_bytes_aten(const at::Tensor& frames) {
+  return (frames * 255).round_().clamp_(0, 255).to(at::kByte);
+}
+
+at::Tensor frame_bytes(const at::Tensor& frames) {
+#ifdef FLOTILLA_CUDA
+  if (const at::Tensor bytes = cuda::frame_bytes(frames); bytes.defined()) return bytes;
+#endif
+  return frame_bytes_aten(frames);
+}
+
 }  // namespace flotilla::ops

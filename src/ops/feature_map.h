@@ -56,4 +56,8 @@ at::Tensor unpatchify_aten(const MapSum& patches, int64_t patch_size);
 at::Tensor unpatchify_frames(const MapSum& patches, int64_t patch_size);
 at::Tensor unpatchify_frames_aten(const MapSum& patches, int64_t patch_size);
 
+// Frames in [0, 1], float32 of any shape, to uint8: round(255 * x), halves to even.
+at::Tensor frame_bytes(const at::Tensor& frames);
+at::Tensor frame_bytes_aten(const at::Tensor& frames);
+
 }  // namespace flotilla::ops

@@ -5,6 +5,7 @@
 #include <c10/cuda/CUDAStream.h>
 
 #include "base/error.h"
+#include "kernels/frame_bytes.h"
 #include "kernels/unfold_channels.h"
 #include "kernels/unpatchify.h"
 #include "kernels/write_map.h"
@@ -130,6 +131,16 @@ at::Tensor unpatchify(const MapSum& patches, int64_t patch_size, bool frames) {
   args.dtype = data_type(x);
   C10_CUDA_CHECK(kernels::launch_unpatchify(args, c10::cuda::getCurrentCUDAStream()));
   return out;
+}
+
+at::Tensor frame_bytes(const at::Tensor& frames) {
+  if (!frames.is_cuda() || frames.scalar_type() != at::kFloat || !frames.is_contiguous()) return {};
+  const at::Tensor bytes = at::empty(frames.sizes(), frames.options().dtype(at::kByte));
+  C10_CUDA_CHECK(kernels::launch_frame_bytes({.frames = frames.const_data_ptr<float>(),
+                                              .bytes = bytes.mutable_data_ptr<uint8_t>(),
+                                              .count = frames.numel()},
+                                             c10::cuda::getCurrentCUDAStream()));
+  return bytes;
 }
 
 }  // namespace flotilla::ops::cuda

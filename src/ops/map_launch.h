@@ -17,6 +17,7 @@ bool write_map(const MapSum& map, const MapOutputs& outputs);
 at::Tensor unfold_channels(const MapSum& wide, const at::Tensor& skip, const Unfold& unfold);
 // [B, F, H*p, W*p, C]; `frames`: float32 in [0, 1], else in the patches' type.
 at::Tensor unpatchify(const MapSum& patches, int64_t patch_size, bool frames);
+at::Tensor frame_bytes(const at::Tensor& frames);
 
 }  // namespace flotilla::ops::cuda
 

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <chrono>
+#include <future>
 #include <tuple>
 
 #include "audio/audio_vae.h"
@@ -60,6 +61,13 @@ std::optional<vae::VideoDecoder> load_decoder(const Session& session) {
                                             together ? ranks.load_arena() : loader::load_alone);
 }
 
+// Host memory for the frames of a clip that a GPU decodes as one batch; else not valid.
+std::future<std::vector<uint8_t>> prepare_frames(const Plan& plan) {
+  const auto& tiles = plan.decode.tiles;
+  if (!plan.device.is_cuda() || tiles.size() > 1 || tiles.front().tiled()) return {};
+  return io::prepare_memory(plan.format.num_frames * plan.format.frame_bytes());
+}
+
 // Collective. Loading is agreed on, so that a rank that cannot load leaves no other one in the
 // middle of its tiles; on what comes after it the caller has to agree.
 void decode_tiles(const Session& session, const at::Tensor& video_latent, io::FrameSink* sink) {
@@ -67,6 +75,7 @@ void decode_tiles(const Session& session, const at::Tensor& video_latent, io::Fr
   const parallel::DistributedDecoder tiles(plan.decode, decoder_ranks(ranks));
   const auto decoder = ranks.agreed([&] { return load_decoder(session); });
   int64_t next_frame = 0;
+  auto memory = ranks.is_driver() ? prepare_frames(plan) : std::future<std::vector<uint8_t>>();
   ColourWatch colours;
   Progress progress("decode", plan.decode.num_tiles(), ranks.is_driver());
   tiles.decode(
@@ -74,7 +83,8 @@ void decode_tiles(const Session& session, const at::Tensor& video_latent, io::Fr
       [&](const at::Tensor& frames) {
         const at::Tensor bytes = vae::to_uint8(frames);
         colours.look(bytes);
-        sink->push(io::make_frame_batch(bytes, next_frame));
+        sink->push(io::make_frame_batch(
+            bytes, next_frame, memory.valid() ? memory.get() : std::vector<uint8_t>()));
         next_frame += frames.size(0);
       },
       [&](int64_t done, int64_t all) {

@@ -169,6 +169,7 @@ ops::MapSum convolve_open(const at::Tensor& buffer, const Conv& conv, const Bord
 }
 
 void lay_channels_innermost(at::Tensor& weight) {
+  if (weight.size(1) < kInnermostChannels) return;
   const at::Tensor turned = weight.contiguous(at::MemoryFormat::ChannelsLast3d);
   weight = weight.as_strided(weight.sizes(), turned.strides(), weight.storage_offset());
   weight.copy_(turned);

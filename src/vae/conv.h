@@ -59,7 +59,8 @@ at::Tensor convolve(const at::Tensor& buffer, const Conv& conv, const Borders& b
 // The same with stride 1, its bias left to whoever reads the map where that saves a pass.
 ops::MapSum convolve_open(const at::Tensor& buffer, const Conv& conv, const Borders& borders);
 
-// Turns a weight around in its own memory, so that channels lie innermost, as cuDNN reads it.
+// Turns a weight around in its own memory, so that channels lie innermost, as cuDNN reads it; not
+// where there are too few for maps to be laid out so.
 void lay_channels_innermost(at::Tensor& weight);
 
 }  // namespace flotilla::vae

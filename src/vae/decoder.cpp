@@ -33,9 +33,7 @@ void lay_channels_innermost(DecoderWeights& weights) {
 
 }  // namespace
 
-at::Tensor to_uint8(const at::Tensor& frames) {
-  return (frames * 255).round_().clamp_(0, 255).to(at::kByte);
-}
+at::Tensor to_uint8(const at::Tensor& frames) { return ops::frame_bytes(frames); }
 
 at::Tensor to_unit_range(at::Tensor pixels) { return pixels.add_(1.0).mul_(0.5).clamp_(0.0, 1.0); }
 

@@ -155,6 +155,17 @@ TEST(UnpatchifyTest, EqualsTheTwin) {
   }
 }
 
+TEST(FrameBytesTest, EqualsTheTwin) {
+  FLOTILLA_REQUIRE_GPU();
+  // All halves between two bytes, beyond both ends; an odd count and an even one.
+  const at::Tensor frames =
+      at::arange(-4, 1024, at::TensorOptions(at::kCUDA).dtype(at::kFloat)) / (4 * 255.0);
+  for (const int64_t count : {frames.numel(), frames.numel() - 3}) {
+    const at::Tensor some = frames.narrow(0, 0, count);
+    EXPECT_TRUE(test::same_bytes(ops::frame_bytes(some).cpu(), ops::frame_bytes_aten(some).cpu()));
+  }
+}
+
 // Weights of a convolution in float64, with deviations that keep the result near 1.
 vae::Conv random_conv(int64_t in, int64_t out) {
   const double deviation = 1.0 / std::sqrt(27.0 * static_cast<double>(in));
