@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <limits>
 #include <string>
 
 #include "base/error.h"
@@ -100,6 +102,28 @@ bool use_onednn(const at::Tensor& buffer) {
          buffer.suggest_memory_format() == at::MemoryFormat::ChannelsLast3d;
 }
 
+// Frames of the result that one call may compute.
+int64_t largest_run(const at::Tensor& buffer, const Conv& conv,
+                    const std::array<int64_t, 3>& stride) {
+  const int64_t frames = buffer.size(2) - 2;
+  if (!buffer.is_cuda() || stride != std::array<int64_t, 3>{1, 1, 1}) return frames;
+  const int64_t channels = std::max(conv.weight.size(0), conv.weight.size(1));
+  const int64_t frame_numel = buffer.size(0) * channels * buffer.size(3) * buffer.size(4);
+  const int64_t most = std::numeric_limits<int32_t>::max() / frame_numel;
+  return std::clamp<int64_t>(most - 2, 1, frames);
+}
+
+at::Tensor convolve_whole(const at::Tensor& buffer, const Conv& conv, const Borders& borders,
+                          const std::array<int64_t, 3>& stride) {
+  const int64_t zeros = borders.space == SpatialPadding::zeros ? 1 : 0;
+  const std::array<int64_t, 3> padding{0, zeros, zeros};
+  const std::array<int64_t, 3> dilation{1, 1, 1};
+  if (use_onednn(buffer)) {
+    return at::mkldnn_convolution(buffer, conv.weight, conv.bias, padding, stride, dilation, 1);
+  }
+  return at::conv3d(buffer, conv.weight, conv.bias, stride, padding, dilation);
+}
+
 }  // namespace
 
 Conv take_conv(loader::WeightBinder& binder, std::string_view name, int64_t in, int64_t out) {
@@ -154,13 +178,28 @@ at::Tensor frames_of(const at::Tensor& buffer, const Borders& borders, int64_t f
 
 at::Tensor convolve(const at::Tensor& buffer, const Conv& conv, const Borders& borders,
                     const std::array<int64_t, 3>& stride) {
-  const int64_t zeros = borders.space == SpatialPadding::zeros ? 1 : 0;
-  const std::array<int64_t, 3> padding{0, zeros, zeros};
-  const std::array<int64_t, 3> dilation{1, 1, 1};
-  if (use_onednn(buffer)) {
-    return at::mkldnn_convolution(buffer, conv.weight, conv.bias, padding, stride, dilation, 1);
+  const int64_t run = largest_run(buffer, conv, stride);
+  return run < buffer.size(2) - 2 ? convolve_in_runs(buffer, conv, borders, run)
+                                  : convolve_whole(buffer, conv, borders, stride);
+}
+
+at::Tensor convolve_in_runs(const at::Tensor& buffer, const Conv& conv, const Borders& borders,
+                            int64_t run) {
+  const int64_t frames = buffer.size(2) - 2;
+  const int64_t runs = (frames + run - 1) / run;
+  const int64_t even = (frames + runs - 1) / runs;  // of one size as far as can be: one plan
+  at::Tensor out;
+  for (int64_t first = 0; first < frames; first += even) {
+    const int64_t count = std::min(even, frames - first);
+    const at::Tensor part =
+        convolve_whole(buffer.narrow(2, first, count + 2), conv, borders, {1, 1, 1});
+    if (!out.defined()) {
+      out = at::empty({part.size(0), part.size(1), frames, part.size(3), part.size(4)},
+                      part.options(), part.suggest_memory_format());
+    }
+    out.narrow(2, first, count).copy_(part);
   }
-  return at::conv3d(buffer, conv.weight, conv.bias, stride, padding, dilation);
+  return out;
 }
 
 ops::MapSum convolve_open(const at::Tensor& buffer, const Conv& conv, const Borders& borders) {

@@ -56,6 +56,10 @@ at::Tensor frames_of(const at::Tensor& buffer, const Borders& borders, int64_t f
 // Convolves a buffer of padded(): [B, in, F + borders, H, W] -> [B, out, F', H', W'].
 at::Tensor convolve(const at::Tensor& buffer, const Conv& conv, const Borders& borders,
                     const std::array<int64_t, 3>& stride = {1, 1, 1});
+// The same with stride 1, `run` frames of the result at a time. convolve() does so on GPUs where a
+// map has more elements than 32 bits can count, which convolution kernels there do.
+at::Tensor convolve_in_runs(const at::Tensor& buffer, const Conv& conv, const Borders& borders,
+                            int64_t run);
 // The same with stride 1, its bias left to whoever reads the map where that saves a pass.
 ops::MapSum convolve_open(const at::Tensor& buffer, const Conv& conv, const Borders& borders);
 

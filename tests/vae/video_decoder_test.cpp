@@ -136,6 +136,10 @@ TEST_F(VideoDecoderTest, LargeMapsGiveTheNumbersOfSmallOnes) {
       EXPECT_TRUE(test::all_close(convolve(buffer, conv, borders),
                                   at::conv3d(plain, conv.weight, conv.bias, 1, {0, zeros, zeros}),
                                   1e-4));
+      for (const int64_t run : {1, 3}) {
+        EXPECT_TRUE(test::all_close(convolve_in_runs(buffer, conv, borders, run),
+                                    convolve(buffer, conv, borders), 1e-5));
+      }
     }
   }
 }
