@@ -123,6 +123,19 @@ Override parse_set(std::string_view text) {
           .raw_string = false};
 }
 
+void put_value(Node& tree, const std::string& key, Node value, const Place& place,
+               Problems& problems) {
+  const auto parts = split_key(key);
+  if (!parts) {
+    problems.add(place, "",
+                 fmt::format("\"{}\" is no key; expected words with dots, like "
+                             "stage_1.guidance.video.cfg",
+                             excerpt(key)));
+    return;
+  }
+  if (Node* target = descend(tree, *parts, place, key, problems)) *target = std::move(value);
+}
+
 void apply_overrides(Node& tree, std::span<const Override> overrides,
                      const std::filesystem::path& working_folder, Problems& problems) {
   for (const auto& change : overrides) {
@@ -130,16 +143,8 @@ void apply_overrides(Node& tree, std::span<const Override> overrides,
     const auto source = std::make_shared<const Source>(
         Source{.name = name, .base = working_folder, .has_lines = false, .file = {}});
     const Place place{source, 0, 0};
-    const auto parts = split_key(change.key);
-    if (!parts) {
-      problems.add(place, "",
-                   "is no key; expected words with dots, like stage_1.guidance.video.cfg");
-      continue;
-    }
     Node value = value_of(change, source, problems);
-    if (Node* target = descend(tree, *parts, place, change.key, problems)) {
-      *target = std::move(value);
-    }
+    put_value(tree, change.key, std::move(value), place, problems);
   }
 }
 

@@ -20,8 +20,12 @@ struct Override {
 // Splits "key=value" of --set. Errors (ErrorKind::usage): no "=", or no key.
 Override parse_set(std::string_view text);
 
-// Puts each value where its key says, in order, in place of what the tree has there; missing maps
-// and lists are made. Relative paths in them count from `working_folder`.
+// Puts `value` where `key` says, in place of what the tree has there; missing maps and lists are
+// made. `place`: of the key, for messages.
+void put_value(Node& tree, const std::string& key, Node value, const Place& place,
+               Problems& problems);
+
+// put_value() for each, in order. Relative paths in them count from `working_folder`.
 void apply_overrides(Node& tree, std::span<const Override> overrides,
                      const std::filesystem::path& working_folder, Problems& problems);
 

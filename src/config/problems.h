@@ -40,6 +40,7 @@ class Problems {
  public:
   void add(Place place, std::string key, std::string text);
   bool empty() const { return problems_.empty(); }
+  const std::vector<Problem>& all() const { return problems_; }
   // True when `key`, something inside it or something around it was reported: its value says
   // nothing.
   bool concerns(std::string_view key) const;

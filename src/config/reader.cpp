@@ -28,6 +28,8 @@ constexpr auto kForeignKeys = std::to_array<std::pair<std::string_view, std::str
     {"num_inference_steps", "it is called stage_1.steps"},
     {"lora", "it is called models.loras"},
     {"image", "it is called images"},
+    {"job", "this looks like a sweep; run it with flotilla sweep"},
+    {"grid", "this looks like a sweep; run it with flotilla sweep"},
 });
 
 constexpr size_t kMaxElements = 64;  // images or LoRAs of one job
