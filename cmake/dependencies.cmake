@@ -1,19 +1,5 @@
-# The libraries of the project, each as one target.
-set(MPI_CXX_SKIP_MPICXX TRUE)
-find_package(MPI REQUIRED COMPONENTS CXX)
-set(HDF5_PREFER_PARALLEL OFF)
-find_package(HDF5 REQUIRED COMPONENTS C)
-find_package(yaml-cpp REQUIRED)
-if(NOT TARGET yaml-cpp::yaml-cpp)  # 0.7 (Debian 12) has a plain target, 0.8 (Ubuntu 24.04) a namespaced one
-  add_library(yaml-cpp::yaml-cpp ALIAS yaml-cpp)
-endif()
-find_package(nlohmann_json REQUIRED)
-find_package(Threads REQUIRED)
-find_package(PkgConfig REQUIRED)
-pkg_check_modules(SENTENCEPIECE REQUIRED IMPORTED_TARGET sentencepiece)
-find_package(PNG REQUIRED)
-find_package(JPEG REQUIRED)
-pkg_check_modules(WEBP REQUIRED IMPORTED_TARGET libwebp)
+# The libraries of the project: those of the rooms, and those of the program and the tests alone.
+include(${CMAKE_CURRENT_LIST_DIR}/libraries.cmake)
 # Boost: its own package where that has the compiled program_options; else a folder named by the
 # environment variable BOOST_ROOT (include/boost, lib/libboost_program_options.*), headers and library
 # from one place. FindBoost is not used: CMake 4 has removed it.
@@ -27,16 +13,6 @@ if(DEFINED ENV{BOOST_ROOT})
   target_link_libraries(Boost::program_options INTERFACE Boost::headers)
 else()
   find_package(Boost CONFIG REQUIRED COMPONENTS program_options)
-endif()
-if(FLOTILLA_CUDA)  # the NCCL that Torch loads, from its wheel's neighbour; else the system's
-  get_filename_component(_site "${FLOTILLA_TORCH_ROOT}" DIRECTORY)
-  find_path(FLOTILLA_NCCL_INCLUDE nccl.h PATHS "${_site}/nvidia/nccl/include" NO_DEFAULT_PATH)
-  find_library(FLOTILLA_NCCL_LIBRARY NAMES libnccl.so.2 PATHS "${_site}/nvidia/nccl/lib" NO_DEFAULT_PATH)
-  find_path(FLOTILLA_NCCL_INCLUDE nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS} REQUIRED)
-  find_library(FLOTILLA_NCCL_LIBRARY NAMES nccl libnccl.so.2 HINTS ${CUDAToolkit_LIBRARY_DIR} REQUIRED)
-  add_library(NCCL::nccl SHARED IMPORTED)
-  set_target_properties(NCCL::nccl PROPERTIES IMPORTED_LOCATION "${FLOTILLA_NCCL_LIBRARY}"
-    IMPORTED_SONAME libnccl.so.2 INTERFACE_INCLUDE_DIRECTORIES "${FLOTILLA_NCCL_INCLUDE}")
 endif()
 if(FLOTILLA_TESTS)
   find_package(GTest REQUIRED)

@@ -7,3 +7,4 @@ if(FLOTILLA_SANITIZE)
   target_compile_options(flotilla_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${FLOTILLA_SANITIZE} -fno-omit-frame-pointer>)
   target_link_options(flotilla_flags INTERFACE -fsanitize=${FLOTILLA_SANITIZE})
 endif()
+flotilla_install_library(flotilla_flags flags)  # private to the rooms, but static libraries name it
