@@ -51,6 +51,10 @@ void JobBoard::note_progress() noexcept {
   cell(self_).progress.fetch_add(1, std::memory_order_relaxed);
 }
 
+void JobBoard::note_waiting(bool waiting) noexcept {
+  cell(self_).waiting.store(waiting ? 1 : 0, std::memory_order_relaxed);
+}
+
 void JobBoard::beat() noexcept { cell(self_).beats.fetch_add(1, std::memory_order_relaxed); }
 
 void JobBoard::leave() noexcept { cell(self_).left.store(1, std::memory_order_release); }
@@ -71,6 +75,10 @@ std::string JobBoard::phase(int rank) const {
 
 uint64_t JobBoard::progress(int rank) const noexcept {
   return cell(rank).progress.load(std::memory_order_relaxed);
+}
+
+bool JobBoard::is_waiting(int rank) const noexcept {
+  return cell(rank).waiting.load(std::memory_order_relaxed) != 0;
 }
 
 uint64_t JobBoard::beats(int rank) const noexcept {

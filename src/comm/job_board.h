@@ -30,12 +30,14 @@ class JobBoard {
   // Of this rank. One thread (the compute thread) notes; another one (the watchdog) beats.
   void note_phase(std::string_view phase) noexcept;  // cut to what the board holds
   void note_progress() noexcept;
+  void note_waiting(bool waiting) noexcept;  // for other ranks
   void beat() noexcept;
   // This rank ends regularly: it is missed by nobody from now on.
   void leave() noexcept;
 
   std::string phase(int rank) const;  // "" before the first note_phase()
   uint64_t progress(int rank) const noexcept;
+  bool is_waiting(int rank) const noexcept;
   uint64_t beats(int rank) const noexcept;
   bool has_left(int rank) const noexcept;
 
@@ -50,6 +52,7 @@ class JobBoard {
     std::atomic<uint64_t> beats;
     std::atomic<uint64_t> progress;
     std::atomic<uint32_t> left;
+    std::atomic<uint32_t> waiting;
     std::atomic<uint32_t> version;  // of `phase`; odd while it is being written
     std::atomic<uint64_t> phase[kPhaseWords];
   };

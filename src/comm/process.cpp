@@ -42,15 +42,7 @@ Stat stat_of(pid_t pid) {
   return found;
 }
 
-}  // namespace
-
-Process this_process(int world_rank) {
-  const pid_t pid = getpid();
-  return {world_rank, pid, stat_of(pid).start_ticks};
-}
-
-ProcessState look_at(const Process& process) {
-  const Stat now = stat_of(process.pid);
+ProcessState state_of(const Process& process, const Stat& now) {
   if (now.start_ticks < 0) {  // no such process, or this one has run out of files
     return ::kill(process.pid, 0) != 0 && errno == ESRCH ? ProcessState::gone : ProcessState::works;
   }
@@ -58,5 +50,19 @@ ProcessState look_at(const Process& process) {
     return ProcessState::gone;
   return now.state == 'T' || now.state == 't' ? ProcessState::stopped : ProcessState::works;
 }
+
+}  // namespace
+
+Process this_process(int world_rank) {
+  const pid_t pid = getpid();
+  return {world_rank, pid, stat_of(pid).start_ticks};
+}
+
+ProcessState look_at(pid_t process) {
+  const Stat now = stat_of(process);
+  return state_of({0, process, now.start_ticks}, now);
+}
+
+ProcessState look_at(const Process& process) { return state_of(process, stat_of(process.pid)); }
 
 }  // namespace flotilla::comm

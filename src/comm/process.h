@@ -17,6 +17,8 @@ Process this_process(int world_rank);
 
 enum class ProcessState { works, stopped, gone };  // stopped: by SIGSTOP or a debugger
 ProcessState look_at(const Process& process);
+// Whatever process has that id now.
+ProcessState look_at(pid_t process);
 inline bool is_alive(const Process& process) { return look_at(process) != ProcessState::gone; }
 
 }  // namespace flotilla::comm

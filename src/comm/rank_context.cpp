@@ -11,9 +11,12 @@
 
 #include "base/log.h"
 #include "base/text.h"
+#include "comm/leftovers.h"
 #include "comm/mpi_communicator.h"
 #include "comm/mpi_session.h"
 #include "comm/nccl_factory.h"
+#include "comm/shared_memory.h"
+#include "comm/start_watch.h"
 #include "comm/watchdog.h"
 #include "gpu/device.h"
 
@@ -72,6 +75,16 @@ std::vector<RankFacts> gather_facts(Communicator& world, const Environment& envi
   for (const auto& text : world.all_gather(local_facts(environment).pack()))
     facts.push_back(RankFacts::unpack(text));
   return facts;
+}
+
+// What ended runs have left: ours is removed, what belongs to libraries is told.
+void sweep_up(const Environment& environment) {
+  if (remove_stale_shared_memory() > 0)
+    log::info("comm", "removed shared memory that an ended run had left");
+  const char* temporary = environment ? environment("TMPDIR") : nullptr;
+  const std::string text =
+      leftovers_text(find_leftovers(temporary == nullptr ? "/tmp" : temporary, kSharedFolder));
+  if (!text.empty()) log::info("comm", "{}", text);
 }
 
 using PeerLinks = std::vector<gpu::PeerLink>;
@@ -144,6 +157,12 @@ struct RankContext::Parts {
     Communicator& get() const { return on_gpu ? *on_gpu : *host; }
   };
 
+  explicit Parts(const RankOptions& options)
+      : start(std::make_unique<StartWatch>(find_launch(options.environment),
+                                           launch_id(options.environment), options.start_limit_s)) {
+  }
+
+  std::unique_ptr<StartWatch> start;  // until all are ready
   MpiSession session;
   double timeout_s = 0;
   std::shared_ptr<JobBoard> job;
@@ -166,7 +185,7 @@ struct RankContext::Parts {
   }
 };
 
-RankContext::RankContext(const RankOptions& options) : parts_(std::make_unique<Parts>()) {
+RankContext::RankContext(const RankOptions& options) : parts_(std::make_unique<Parts>(options)) {
   try {
     check_launch(find_launch(options.environment), parts_->session.world_size());
     require_one_machine(parts_->session);
@@ -174,12 +193,12 @@ RankContext::RankContext(const RankOptions& options) : parts_(std::make_unique<P
     parts_->session.finalize();
     throw;
   }
-  if (rank() == 0 && remove_stale_shared_memory() > 0)
-    log::info("comm", "removed shared memory that an ended run had left");
+  if (is_driver()) sweep_up(options.environment);
   parts_->timeout_s = options.timeout_s;
   parts_->open_board(options.silence_limit_s);
   for (Parts::Channel* channel : parts_->channels()) channel->host = parts_->duplicate();
   parts_->facts = gather_facts(*parts_->world.host, options.environment);
+  parts_->start.reset();
 }
 
 RankContext::~RankContext() = default;
@@ -233,6 +252,7 @@ void RankContext::close() {
 
 void RankContext::note_phase(std::string_view phase) noexcept { parts_->job->note_phase(phase); }
 void RankContext::note_progress() noexcept { parts_->job->note_progress(); }
+bool RankContext::is_waiting() const noexcept { return parts_->job->is_waiting(rank()); }
 
 bool RankContext::claim_report(int exit_code) noexcept {
   return parts_->job->claim_report(exit_code);

@@ -21,6 +21,8 @@ struct RankOptions {
   double timeout_s = 1800;
   // A rank whose process gives no sign of life for this long (it is stopped) ends the job.
   double silence_limit_s = 20;
+  // For a rank to start MPI, from the last time that another one did.
+  double start_limit_s = 300;
 };
 
 // Of this process.
@@ -62,6 +64,8 @@ class RankContext {
   void note_phase(std::string_view phase) noexcept;
   // This rank got on in a long phase: the others' patience with it begins anew. As above.
   void note_progress() noexcept;
+  // This rank waits for others now. May be asked by any thread.
+  bool is_waiting() const noexcept;
 
   // True for the first rank that asks; a fault that several ranks see is reported once.
   bool claim_report(int exit_code) noexcept;

@@ -19,7 +19,6 @@
 namespace flotilla::comm {
 namespace {
 
-constexpr const char* kFolder = "/dev/shm";
 // Younger objects may be in the hands of ranks that are just mapping them.
 constexpr int64_t kStaleAfterSeconds = 60;
 
@@ -32,8 +31,8 @@ std::string next_name() {
 }
 
 [[noreturn]] void fail_shared(const char* action, const std::string& name, int code) {
-  fail(ErrorKind::machine,
-       fmt::format("cannot {} shared memory {}{}: {}", action, kFolder, name, std::strerror(code)));
+  fail(ErrorKind::machine, fmt::format("cannot {} shared memory {}{}: {}", action, kSharedFolder,
+                                       name, std::strerror(code)));
 }
 
 std::byte* map(int fd, int64_t bytes, const std::string& name) {
@@ -98,7 +97,7 @@ void SharedMemory::reserve(int64_t offset, int64_t length) {
     fail(ErrorKind::memory,
          fmt::format("{} has no room for {} of exchange buffers; enlarge it (containers: "
                      "--shm-size, or mount the host's), or use a smaller clip",
-                     kFolder, human_bytes(static_cast<double>(length))));
+                     kSharedFolder, human_bytes(static_cast<double>(length))));
   }
   if (code != 0) fail_shared("reserve", name_, code);
 }
@@ -113,7 +112,7 @@ int remove_stale_shared_memory() noexcept {
   int removed = 0;
   try {
     const std::string prefix = name_prefix();
-    for (const auto& entry : std::filesystem::directory_iterator(kFolder)) {
+    for (const auto& entry : std::filesystem::directory_iterator(kSharedFolder)) {
       const std::string name = entry.path().filename().string();
       if (!name.starts_with(prefix)) continue;
       struct stat facts {};

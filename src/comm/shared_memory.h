@@ -41,6 +41,9 @@ class SharedMemory {
   std::string name_;
 };
 
+// Where the objects lie.
+inline constexpr const char* kSharedFolder = "/dev/shm";
+
 // Removes objects of this user whose maker died between making and unlinking, a window of
 // milliseconds. Gives their number.
 int remove_stale_shared_memory() noexcept;

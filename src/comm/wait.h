@@ -31,6 +31,17 @@ class PeerWatch {
 
   // This rank gets on: its peers' patience with it begins anew.
   void note_progress() const noexcept { job_->note_progress(); }
+  // Says so to whoever asks what this rank does, until the object goes.
+  class Waiting {
+   public:
+    explicit Waiting(const PeerWatch& peers) : job_(*peers.job_) { job_.note_waiting(true); }
+    ~Waiting() { job_.note_waiting(false); }
+    Waiting(const Waiting&) = delete;
+    Waiting& operator=(const Waiting&) = delete;
+
+   private:
+    JobBoard& job_;
+  };
   // Grows when any peer gets on.
   uint64_t progress() const noexcept;
 
@@ -83,6 +94,8 @@ class Pause {
 // Errors (ErrorKind::communication): a peer's process is gone, or the deadline has passed.
 template <typename Ready, typename Missing>
 void wait_until(const PeerWatch& peers, const WaitLimit& limit, Ready&& ready, Missing&& missing) {
+  if (ready()) return;
+  const PeerWatch::Waiting waiting(peers);
   Pause pause(peers.crowded());
   uint64_t progress = peers.progress();
   while (!ready()) {

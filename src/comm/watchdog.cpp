@@ -1,17 +1,16 @@
 #include "comm/watchdog.h"
 
 #include <fmt/format.h>
-#include <pthread.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
-#include <csignal>
 #include <utility>
 
 #include "base/error.h"
 #include "base/log.h"
 #include "base/temp_registry.h"
+#include "comm/quiet_thread.h"
 
 namespace flotilla::comm {
 namespace {
@@ -25,16 +24,6 @@ constexpr double kLastWordsSeconds = 3.0;
 
 double now_s() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-// A thread without signals: they are for the compute thread.
-std::thread start_quietly(auto body) {
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  std::thread thread(std::move(body));
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  return thread;
 }
 
 }  // namespace
