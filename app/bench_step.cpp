@@ -21,6 +21,8 @@
 #include "gpu/device.h"
 #include "io/file_bytes.h"
 #include "loader/checkpoint.h"
+#include "ops/fp8_linear.h"
+#include "ops/linear.h"
 #include "parallel/sequence_parallel.h"
 #include "transformer/velocity_model.h"
 #include "version.h"
@@ -151,8 +153,14 @@ double StepBench::floor_s(const Record& record) const {
   const int64_t rows = record.own_tokens * settings_.samples;
   const at::Tensor x = at::randn({rows, dim}, options);
   const at::Tensor weight = at::randn({4 * dim, dim}, options);
-  const double gemm =
-      rate_of(device_, 8.0 * static_cast<double>(rows * dim * dim), [&] { at::linear(x, weight); });
+  std::function<void()> product = [&] { at::linear(x, weight); };
+  if (policy_.eight_bit == loader::EightBit::scaled) {
+    const ops::QuantisedRows of_x = ops::quantise_rows(x);
+    const ops::QuantisedRows of_weight = ops::quantise_rows(weight);
+    const ops::LinearWeights layer{of_weight.values, {}, of_weight.scales.squeeze(1)};
+    product = [=] { ops::fp8_linear(of_x, layer); };
+  }
+  const double gemm = rate_of(device_, 8.0 * static_cast<double>(rows * dim * dim), product);
   const int64_t heads = config().video.heads / world_size();
   const at::Tensor q =
       at::randn({settings_.samples, heads, record.tokens, config().video.head_dim}, options);

@@ -15,17 +15,17 @@ __device__ Pack<T, kWidth> residual(const ResidualNormModulateArgs& args, int64_
   using Vector = Pack<T, kWidth>;
   Vector x = static_cast<const Vector*>(args.x)[token * packs + i];
   if (args.update == nullptr) return x;
-  const Vector update = static_cast<const Vector*>(args.update)[token * packs + i];
-  Vector gate;
+  Floats<kWidth> update = to_floats(static_cast<const Vector*>(args.update)[token * packs + i]);
   if (args.gate != nullptr) {
-    gate = *reinterpret_cast<const Vector*>(static_cast<const T*>(args.gate) +
-                                            gate_row * args.gate_row_stride + i * kWidth);
-  }
+    const Floats<kWidth> gate = to_floats(*reinterpret_cast<const Vector*>(
+        static_cast<const T*>(args.gate) + gate_row * args.gate_row_stride + i * kWidth));
 #pragma unroll
-  for (int j = 0; j < kWidth; ++j) {
-    const float factor = args.gate != nullptr ? to_float(gate.values[j]) : 1.0F;
-    from_float(to_float(x.values[j]) + to_float(update.values[j]) * factor, x.values[j]);
+    for (int j = 0; j < kWidth; ++j) update.values[j] *= gate.values[j];
   }
+  Floats<kWidth> sum = to_floats(x);
+#pragma unroll
+  for (int j = 0; j < kWidth; ++j) sum.values[j] += update.values[j];
+  from_floats(sum, x);
   static_cast<Vector*>(args.sum)[token * packs + i] = x;
   return x;
 }
@@ -35,23 +35,26 @@ __device__ Pack<T, kWidth> modulated(const ModulationArgs& modulation, const Pac
                                      float inverse_rms, int64_t row, int i) {
   using Vector = Pack<T, kWidth>;
   const int64_t at = row * modulation.row_stride + i * kWidth;
-  const auto scale = *reinterpret_cast<const Vector*>(static_cast<const T*>(modulation.scale) + at);
-  const auto shift = *reinterpret_cast<const Vector*>(static_cast<const T*>(modulation.shift) + at);
-  Vector out;
+  const Floats<kWidth> scale =
+      to_floats(*reinterpret_cast<const Vector*>(static_cast<const T*>(modulation.scale) + at));
+  const Floats<kWidth> shift =
+      to_floats(*reinterpret_cast<const Vector*>(static_cast<const T*>(modulation.shift) + at));
+  Floats<kWidth> wide = to_floats(x);
 #pragma unroll
   for (int j = 0; j < kWidth; ++j) {
-    const float normed = to_float(x.values[j]) * inverse_rms;
-    from_float(normed * (1.0F + to_float(scale.values[j])) + to_float(shift.values[j]),
-               out.values[j]);
+    wide.values[j] = wide.values[j] * inverse_rms * (1.0F + scale.values[j]) + shift.values[j];
   }
+  Vector out;
+  from_floats(wide, out);
   return out;
 }
 
 template <typename T, int kWidth>
 __device__ float squares_of(const Pack<T, kWidth>& x) {
+  const Floats<kWidth> wide = to_floats(x);
   float squares = 0.0F;
 #pragma unroll
-  for (int j = 0; j < kWidth; ++j) squares += to_float(x.values[j]) * to_float(x.values[j]);
+  for (const float value : wide.values) squares += value * value;
   return squares;
 }
 

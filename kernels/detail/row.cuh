@@ -47,12 +47,21 @@ __device__ inline float max_or_nan(float a, float b) {
   return result;
 }
 
+// The largest magnitude of a vector.
 template <typename T, int kWidth>
 __device__ float largest_of(const Pack<T, kWidth>& x) {
   float largest = 0.0F;
 #pragma unroll
   for (int j = 0; j < kWidth; ++j) largest = max_or_nan(largest, fabsf(to_float(x.values[j])));
   return largest;
+}
+template <>
+__device__ inline float largest_of(const Pack<__nv_bfloat16, 8>& x) {  // in pairs, not widened
+  __nv_bfloat162 largest = __habs2({x.values[0], x.values[1]});
+#pragma unroll
+  for (int j = 2; j < 8; j += 2)
+    largest = __hmax2_nan(largest, __habs2({x.values[j], x.values[j + 1]}));
+  return max_or_nan(to_float(largest.x), to_float(largest.y));
 }
 
 // Each value becomes its maximum over the block, the same in every thread. Once a kernel.
@@ -94,16 +103,17 @@ __device__ void keep_packed(Pack<T, kWidth>& x) {
 // Vector i of a row of e4m3.
 template <typename T, int kWidth>
 __device__ void store_e4m3(uint8_t* row, int i, const Pack<T, kWidth>& x, float inverse_scale) {
+  Floats<kWidth> wide = to_floats(x);
+#pragma unroll
+  for (float& value : wide.values) value *= inverse_scale;
   if constexpr (kWidth == 1) {
-    row[i] =
-        __nv_cvt_float_to_fp8(to_float(x.values[0]) * inverse_scale, __NV_SATFINITE, __NV_E4M3);
+    row[i] = __nv_cvt_float_to_fp8(wide.values[0], __NV_SATFINITE, __NV_E4M3);
   } else {
     Pack<__nv_fp8x2_storage_t, kWidth / 2> pairs;
 #pragma unroll
     for (int j = 0; j < kWidth / 2; ++j) {
-      const float2 pair = {to_float(x.values[2 * j]) * inverse_scale,
-                           to_float(x.values[2 * j + 1]) * inverse_scale};
-      pairs.values[j] = __nv_cvt_float2_to_fp8x2(pair, __NV_SATFINITE, __NV_E4M3);
+      pairs.values[j] = __nv_cvt_float2_to_fp8x2({wide.values[2 * j], wide.values[2 * j + 1]},
+                                                 __NV_SATFINITE, __NV_E4M3);
     }
     reinterpret_cast<Pack<__nv_fp8x2_storage_t, kWidth / 2>*>(row)[i] = pairs;
   }
