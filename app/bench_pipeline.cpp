@@ -12,7 +12,6 @@
 #include "base/temp_file.h"
 #include "gpu/device.h"
 #include "io/file_bytes.h"
-#include "io/metrics.h"
 #include "pipeline/run_job.h"
 #include "version.h"
 
@@ -36,10 +35,18 @@ struct Row {
   }
 };
 
-std::vector<Row> measure(const pipeline::PreparedJob& prepared, int warmup, int repeat) {
+struct Measured {
   std::vector<Row> rows;
+  int64_t peak_host_bytes = 0;
+};
+
+Measured measure(const pipeline::PreparedJob& prepared, int warmup, int repeat) {
+  Measured measured;
+  auto& rows = measured.rows;
   for (int i = -warmup; i < repeat; ++i) {
     const pipeline::Phases phases = pipeline::run_without_outputs(prepared);
+    measured.peak_host_bytes =
+        std::max(measured.peak_host_bytes, phases.peak_memory().host_bytes.value_or(0));
     if (i < 0) continue;
     auto all = phases.seconds();
     all.emplace_back("total", phases.total_s());
@@ -49,11 +56,12 @@ std::vector<Row> measure(const pipeline::PreparedJob& prepared, int warmup, int 
       rows[p].seconds.push_back(all[p].second);
     }
   }
-  return rows;
+  return measured;
 }
 
-void print_table(const pipeline::PreparedJob& prepared, const std::vector<Row>& rows, int warmup,
+void print_table(const pipeline::PreparedJob& prepared, const Measured& measured, int warmup,
                  int repeat) {
+  const auto& rows = measured.rows;
   const auto& plan = prepared.plan;
   fmt::print("# flotilla bench pipeline {} ({})  torch {}  {}  ranks 1  warmup {}  iters {}\n",
              kVersion, kCommit, kTorchVersion, gpu::device_name(plan.device), warmup, repeat);
@@ -68,14 +76,14 @@ void print_table(const pipeline::PreparedJob& prepared, const std::vector<Row>& 
                100 * row.quantile(0.5) / total);
   }
   fmt::print("# peak host memory {:.1f} MiB\n",
-             static_cast<double>(io::peak_host_bytes()) / (1 << 20));
+             static_cast<double>(measured.peak_host_bytes) / (1 << 20));
 }
 
-void write_json(const std::string& path, const std::vector<Row>& rows) {
+void write_json(const std::string& path, const Measured& measured) {
   nlohmann::ordered_json json = {
       {"version", kVersion}, {"commit", kCommit}, {"phases", nlohmann::ordered_json::object()}};
-  for (const auto& row : rows) json["phases"][row.phase + "_s"] = row.seconds;
-  json["peak_host_bytes"] = io::peak_host_bytes();
+  for (const auto& row : measured.rows) json["phases"][row.phase + "_s"] = row.seconds;
+  json["peak_host_bytes"] = measured.peak_host_bytes;
   const std::string text = json.dump(1) + "\n";
   PendingFile file(path, /*overwrite=*/true);
   io::write_bytes(file.temporary(), path,
@@ -104,9 +112,9 @@ int bench_pipeline(const Arguments& arguments) {
   if (!json.empty()) check_output_place(json, /*overwrite=*/true);
   const auto loaded = config::load_job((*values)["job"].as<std::string>(), job_overrides(*values));
   const auto prepared = pipeline::prepare_job(loaded, host(), pipeline::Outputs::ignored);
-  const auto rows = measure(prepared, warmup, iters);
-  print_table(prepared, rows, warmup, iters);
-  if (!json.empty()) write_json(json, rows);
+  const auto measured = measure(prepared, warmup, iters);
+  print_table(prepared, measured, warmup, iters);
+  if (!json.empty()) write_json(json, measured);
   return 0;
 }
 

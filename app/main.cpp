@@ -4,18 +4,14 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <cstdio>
-#include <exception>
-#include <new>
-
 #include "app/command.h"
+#include "app/failure.h"
 #include "app/launcher.h"
 #include "app/lifeline.h"
 #include "app/process.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/text.h"
-#include "comm/agreement.h"
 #include "version.h"
 
 namespace flotilla::app {
@@ -99,23 +95,9 @@ int guarded(const Arguments& arguments) {
     const int code = dispatch(arguments);
     flush_results();
     return code;
-  } catch (const comm::AgreedError& error) {
-    return error.speaks() ? report(error.kind(), error.what()) : exit_code(error.kind());
-  } catch (const Error& error) {
-    return report(error.kind(), error.what());
-  } catch (const c10::OutOfMemoryError& error) {
-    return report(ErrorKind::memory,
-                  fmt::format("out of device memory: {}", error.what_without_backtrace()));
-  } catch (const std::bad_alloc&) {
-    return report(ErrorKind::memory, "out of host memory");
-  } catch (const c10::Error& error) {
-    const std::string text = error.what_without_backtrace();
-    // The CPU allocator has no exception type of its own.
-    const bool memory = text.find("DefaultCPUAllocator") != std::string::npos;
-    return report(memory ? ErrorKind::memory : ErrorKind::internal, text);
-  } catch (const std::exception& error) {
-    // More results than the buffer of set_up_process() holds are written, and fail, in between.
-    return report(std::ferror(stdout) != 0 ? ErrorKind::output : ErrorKind::internal, error.what());
+  } catch (...) {
+    const Failure failure = current_failure();
+    return failure.speaks ? report(failure.kind, failure.text) : exit_code(failure.kind);
   }
 }
 

@@ -4,6 +4,7 @@
 #include "app/command.h"
 #include "app/controller.h"
 #include "app/dry_run.h"
+#include "app/job_listener.h"
 #include "app/launcher.h"
 #include "app/options.h"
 #include "app/process.h"
@@ -57,9 +58,10 @@ config::LoadedJob load(const po::variables_map& values) {
 }
 
 int run_loaded(config::LoadedJob loaded, const pipeline::Ranks& ranks,
-               const pipeline::StopSources& stop) {
+               const pipeline::StopSources& stop, const JobListener& listener) {
   pipeline::Host surroundings = host();
   surroundings.fault = test_fault();
+  surroundings.events = listener.events();
   if (ranks.context != nullptr) ranks.context->note_phase("prepare");
   pipeline::RunControl control{stop, {}};
   control.resume = ranks.agreed(
@@ -72,7 +74,7 @@ int run_loaded(config::LoadedJob loaded, const pipeline::Ranks& ranks,
   pipeline::PreparedJob prepared =
       ranks.agreed([&] { return pipeline::prepare_job(loaded, host(), outputs, ranks); });
   const pipeline::Phases phases = pipeline::run_job(prepared, surroundings, ranks, control);
-  if (!ranks.is_driver()) return 0;
+  if (!ranks.is_driver() || listener.owns_stdout()) return 0;
   fmt::print("prompt         {}\nseed           {}\n", prepared.job.prompt, *prepared.job.seed);
   for (const auto& line : pipeline::describe_outputs(prepared.job, prepared.plan))
     fmt::print("{}\n", line);
@@ -80,15 +82,36 @@ int run_loaded(config::LoadedJob loaded, const pipeline::Ranks& ranks,
   return 0;
 }
 
+int run_job_file(const po::variables_map& values, const Arguments& arguments,
+                 const std::optional<ControlRequest>& control, JobListener& listener) {
+  auto loaded = load(values);
+  if (values.count("print-config") != 0) {
+    fmt::print("{}", config::to_yaml(loaded.job));
+    return 0;
+  }
+  if (values.count("dry-run") != 0) return dry_run(loaded, values);
+  require_no_dry_run_options(values);
+  // Without a checkpoint there is nothing that a stop at the next step could save.
+  const bool can_stop = !loaded.job.checkpoint.path.empty();
+  if (control && control->ranks > 1) return control_ranks(*control, arguments, can_stop);
+  const pipeline::StopSources stop{.signal = held_signal, .allocation_end = allocation_end()};
+  if (can_stop) hold_first_signal();
+  if (launched_ranks().world_size == 1) return run_loaded(std::move(loaded), {}, stop, listener);
+  return comm::run_on_ranks({.environment = host().variable}, [&](comm::RankContext& context) {
+    return listener.watch(
+        [&] { return run_loaded(std::move(loaded), {&context}, stop, listener); });
+  });
+}
+
 }  // namespace
 
 int run(const Arguments& arguments) {
-  pipeline::StopSources stop{.signal = held_signal, .allocation_end = allocation_end()};
   po::options_description options = job_options();
   auto add = options.add_options();
   add("resume", po::value<std::string>()->value_name("FILE"),
       "go on from this checkpoint, and write the next ones to it");
   add("print-config", "print the job in force as YAML and stop");
+  add_events_option(options);
   add_control_options(options);
   add_dry_run_options(options);
   const auto values = parse(kUsage, std::move(options), arguments);
@@ -98,21 +121,11 @@ int run(const Arguments& arguments) {
   if (control && control->ranks > 1 && values->count("positional") != 0 &&
       positional(kUsage, *values) == "-")
     fail(ErrorKind::usage, "--ranks: standard input reaches one process only; name a job file");
-  auto loaded = load(*values);
-  if (values->count("print-config") != 0) {
-    fmt::print("{}", config::to_yaml(loaded.job));
-    return 0;
-  }
-  if (values->count("dry-run") != 0) return dry_run(loaded, *values);
-  require_no_dry_run_options(*values);
-  // Without a checkpoint there is nothing that a stop at the next step could save.
-  const bool can_stop = !loaded.job.checkpoint.path.empty();
-  if (control && control->ranks > 1) return control_ranks(*control, arguments, can_stop);
-  if (can_stop) hold_first_signal();
-  if (launched_ranks().world_size == 1) return run_loaded(std::move(loaded), {}, stop);
-  return comm::run_on_ranks({.environment = host().variable}, [&](comm::RankContext& context) {
-    return run_loaded(std::move(loaded), {&context}, stop);
-  });
+  if (values->count("events") != 0 &&
+      (values->count("dry-run") != 0 || values->count("print-config") != 0))
+    fail(ErrorKind::usage, "--events: there are none without a run");
+  JobListener listener(*values);
+  return listener.watch([&] { return run_job_file(*values, arguments, control, listener); });
 }
 
 }  // namespace flotilla::app

@@ -19,14 +19,16 @@ constexpr double kLineInterval_s = 5.0;
 
 }  // namespace
 
-Progress::Progress(std::string title, int64_t total, bool enabled)
+Progress::Progress(std::string title, int64_t total, bool enabled, int64_t done)
     : title_(std::move(title)),
       total_(std::max<int64_t>(total, 1)),
       enabled_(enabled && log::enabled(log::Level::info)),
       terminal_(isatty(STDERR_FILENO) == 1),
+      done_(done),
+      done_before_(done),
       start_(std::chrono::steady_clock::now()),
       last_line_(start_) {
-  if (enabled_ && terminal_) draw(0, false);
+  if (enabled_ && terminal_) draw(done_, false);
 }
 
 Progress::~Progress() {
@@ -36,6 +38,12 @@ Progress::~Progress() {
 
 double Progress::elapsed_s() const {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+}
+
+double Progress::eta_s() const {
+  const int64_t done_here = done_ - done_before_;
+  if (done_here <= 0) return 0;
+  return elapsed_s() / static_cast<double>(done_here) * static_cast<double>(total_ - done_);
 }
 
 void Progress::update(int64_t done) {
@@ -51,11 +59,9 @@ void Progress::update(int64_t done) {
 }
 
 void Progress::draw(int64_t done, bool last) {
-  const double elapsed = elapsed_s();
-  const std::string eta =
-      last || done == 0 ? human_duration(elapsed)
-                        : fmt::format("ETA {}", human_duration(elapsed / static_cast<double>(done) *
-                                                               static_cast<double>(total_ - done)));
+  const std::string eta = last || done == done_before_
+                              ? human_duration(elapsed_s())
+                              : fmt::format("ETA {}", human_duration(eta_s()));
   if (!terminal_) {
     log::info("progress", "{} {}/{} ({})", title_, done, total_, eta);
     return;

@@ -136,6 +136,8 @@ void synchronize(at::Device device) {
 int64_t peak_device_bytes(at::Device device) {
 #ifdef FLOTILLA_CUDA
   if (device.is_cuda()) {
+    // Before its first use the allocator has nothing to tell.
+    if (!c10::cuda::CUDACachingAllocator::get()->initialized()) return 0;
     const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(
         std::max<c10::DeviceIndex>(device.index(), 0));
     return stats.reserved_bytes[0].peak;
@@ -143,6 +145,15 @@ int64_t peak_device_bytes(at::Device device) {
 #endif
   FLOTILLA_ASSERT(device.is_cpu());
   return 0;
+}
+
+void start_device_peak(at::Device device) {
+#ifdef FLOTILLA_CUDA
+  if (device.is_cuda() && c10::cuda::CUDACachingAllocator::get()->initialized()) {
+    c10::cuda::CUDACachingAllocator::resetPeakStats(std::max<c10::DeviceIndex>(device.index(), 0));
+  }
+#endif
+  FLOTILLA_ASSERT(device.is_cpu() || device.is_cuda());
 }
 
 }  // namespace flotilla::gpu

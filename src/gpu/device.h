@@ -44,7 +44,10 @@ enum class AttentionBackend { automatic, math, flash, cudnn };
 void choose_attention(AttentionBackend backend, at::DeviceType device);
 // Waits until all work that was given to the device is done; nothing to do on the CPU.
 void synchronize(at::Device device);
-// Most memory that Torch has held on the device; 0 on the CPU.
+// Most memory that Torch has held on the device, since start_device_peak() when there was one; 0 on
+// the CPU.
 int64_t peak_device_bytes(at::Device device);
+// Counts the peak anew, from what is held now.
+void start_device_peak(at::Device device);
 
 }  // namespace flotilla::gpu

@@ -184,6 +184,13 @@ Metrics::Json capture_environment(const std::function<const char*(const char*)>&
 }
 
 int64_t peak_host_bytes() { return bytes_of_process("VmHWM"); }
+bool start_host_peak() {
+  // "5" resets the peak alone, see proc(5).
+  std::ofstream stream("/proc/self/clear_refs");
+  stream << "5";
+  stream.close();
+  return stream.good();
+}
 int64_t held_host_bytes() { return bytes_of_process("VmRSS"); }
 
 }  // namespace flotilla::io

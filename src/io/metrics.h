@@ -62,8 +62,11 @@ class Metrics {
 // an unset one.
 Metrics::Json capture_environment(const std::function<const char*(const char*)>& variable);
 
-// Most memory that this process has held (VmHWM); 0 when the system does not say.
+// Most memory that this process has held (VmHWM), since start_host_peak() when there was one; 0 when
+// the system does not say.
 int64_t peak_host_bytes();
+// Counts the peak anew, from what is held now. False: the system does not allow it.
+bool start_host_peak();
 // What it holds now (VmRSS); 0 likewise.
 int64_t held_host_bytes();
 

@@ -89,6 +89,7 @@ void decode_tiles(const Session& session, const at::Tensor& video_latent, io::Fr
       },
       [&](int64_t done, int64_t all) {
         progress.update(done);
+        session.phases.tell_step("decode_video", done, all, progress.eta_s(), "tile");
         if (done < all) session.phases.at_step(done + 1, all, "tile");
         if (session.safe_points != nullptr) session.safe_points->alone();
       });

@@ -5,9 +5,11 @@
 
 #include <algorithm>
 #include <new>
+#include <nlohmann/json.hpp>
 #include <optional>
 
 #include "gpu/device.h"
+#include "io/metrics.h"
 
 namespace flotilla::pipeline {
 namespace {
@@ -30,6 +32,12 @@ std::optional<std::string> memory_complaint() {
   }
 }
 
+void take_larger(PeakMemory& most, const PeakMemory& memory) {
+  if (memory.host_bytes)
+    most.host_bytes = std::max(most.host_bytes.value_or(0), *memory.host_bytes);
+  most.device_bytes = std::max(most.device_bytes, memory.device_bytes);
+}
+
 }  // namespace
 
 std::string_view memory_advice(std::string_view phase) {
@@ -48,6 +56,8 @@ std::string_view memory_advice(std::string_view phase) {
 }
 
 void Phases::enter(const std::string& name) {
+  if (events_ != nullptr && current_ != name)
+    events_->emit({{"event", "phase"}, {"phase", name}, {"at_s", elapsed_s()}});
   current_ = name;
   if (ranks_.context != nullptr) ranks_.context->note_phase(name);
   fault_.reached(name, 0);
@@ -57,6 +67,18 @@ void Phases::at_step(int64_t step, int64_t steps, std::string_view unit) {
   if (ranks_.context != nullptr)
     ranks_.context->note_phase(fmt::format("{}, {} {} of {}", current_, unit, step, steps));
   fault_.reached(current_, step);
+}
+
+void Phases::tell_step(std::string_view stage, int64_t step, int64_t steps, double eta_s,
+                       std::string_view unit) const {
+  if (events_ == nullptr) return;
+  events_->emit({{"event", "step"},
+                 {"stage", stage},
+                 {"step", step},
+                 {"steps", steps},
+                 {"unit", unit},
+                 {"eta_s", eta_s},
+                 {"at_s", elapsed_s()}});
 }
 
 void Phases::rethrow_memory_error(const std::string& phase) const {
@@ -69,11 +91,45 @@ void Phases::rethrow_memory_error(const std::string& phase) const {
 }
 
 Phases::Scope::Scope(Phases& phases, std::string name)
-    : phases_(phases), name_(std::move(name)), start_(Clock::now()) {}
+    : phases_(phases), name_(std::move(name)), start_(Clock::now()) {
+  take_larger(phases_.between_, phases_.peaks());
+  phases_.start_peaks();
+}
 
 Phases::Scope::~Scope() {
   gpu::synchronize(phases_.device_);
-  phases_.add(name_, std::chrono::duration<double>(Clock::now() - start_).count());
+  phases_.end_span(name_, start_);
+}
+
+double Phases::seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+PeakMemory Phases::peaks() const {
+  return {io::peak_host_bytes(), gpu::peak_device_bytes(device_)};
+}
+
+void Phases::start_peaks() {
+  counts_host_peaks_ = io::start_host_peak();
+  gpu::start_device_peak(device_);
+}
+
+void Phases::end_span(const std::string& name, Clock::time_point start) {
+  const double seconds = seconds_since(start);
+  const double end_s = elapsed_s();
+  add(name, seconds);
+  spans_.push_back({name, std::max(0.0, end_s - seconds), end_s});
+  PeakMemory most = peaks();
+  if (!counts_host_peaks_) most.host_bytes.reset();
+  take_larger(memory_[name], most);
+  start_peaks();
+}
+
+PeakMemory Phases::peak_memory() const {
+  PeakMemory most = between_;
+  for (const auto& [name, memory] : memory_) take_larger(most, memory);
+  take_larger(most, peaks());
+  return most;
 }
 
 void Phases::add(const std::string& name, double seconds) {

@@ -13,6 +13,8 @@
 #include <utility>
 #include <vector>
 
+#include "io/clock.h"
+#include "io/events.h"
 #include "pipeline/fault.h"
 #include "pipeline/ranks.h"
 
@@ -21,12 +23,27 @@ namespace flotilla::pipeline {
 // What helps when memory is short in a phase, and whether more ranks would.
 std::string_view memory_advice(std::string_view phase);
 
+// One run of a phase on this rank.
+struct PhaseSpan {
+  std::string phase;
+  double start_s = 0;  // since the start of the job here
+  double end_s = 0;
+};
+// The most that was held in a phase.
+struct PeakMemory {
+  std::optional<int64_t> host_bytes;  // nothing: the system counts no peaks of phases
+  int64_t device_bytes = 0;           // 0 on the CPU
+};
+
 class Phases {
  public:
   // `ranks` are told where this one is; `fault` is of tests.
   explicit Phases(at::Device device, const Ranks& ranks = {},
                   const std::optional<Fault>& fault = std::nullopt)
       : device_(device), ranks_(ranks), fault_(fault, ranks.rank()) {}
+
+  // From now on the driver tells `events` of phases and steps; null: nobody.
+  void tell(io::EventSink* events) { events_ = ranks_.is_driver() ? events : nullptr; }
 
   // Runs `work`, waits for the device and adds the time to `name`; errors get the name as context.
   // Torch's and the standard library's ways to run out of memory become ErrorKind::memory, with
@@ -38,6 +55,9 @@ class Phases {
   void enter(const std::string& name);
   // In the phase that was entered: before `step`, from 1, of `steps`. `unit`: "step", "tile".
   void at_step(int64_t step, int64_t steps, std::string_view unit = "step");
+  // `step` of `steps` is done; `eta_s`: seconds to the end of the stage. For events only.
+  void tell_step(std::string_view stage, int64_t step, int64_t steps, double eta_s,
+                 std::string_view unit = "step") const;
   FaultHook& fault() { return fault_; }
   // The latents are in this file now: said when memory runs out later.
   void note_latents(std::filesystem::path file) { latents_ = std::move(file); }
@@ -47,6 +67,15 @@ class Phases {
   const std::vector<std::pair<std::string, double>>& seconds() const { return seconds_; }
   const std::map<std::string, std::vector<double>>& steps() const { return steps_; }
   double total_s() const;
+  // In the order of their ends.
+  const std::vector<PhaseSpan>& spans() const { return spans_; }
+  const std::map<std::string, PeakMemory>& memory() const { return memory_; }
+  // Of the whole job so far: the peaks of its phases and what is held now.
+  PeakMemory peak_memory() const;
+  // Since this object was made; and when that was, in seconds of the system's clock, by which times
+  // of ranks of one machine can be compared.
+  double elapsed_s() const { return seconds_since(start_); }
+  double start_time_s() const { return start_time_s_; }
   // Weight bytes read from files that ModelFiles does not hold (the text encoder).
   void add_bytes_read(int64_t bytes) { bytes_read_ += bytes; }
   int64_t bytes_read() const { return bytes_read_; }
@@ -77,15 +106,27 @@ class Phases {
     Clock::time_point start_;
   };
 
+  static double seconds_since(Clock::time_point start);
+  // Peaks of memory are those of the process, counted anew in each phase and between phases.
+  void start_peaks();
+  PeakMemory peaks() const;
+  void end_span(const std::string& name, Clock::time_point start);
   // Called in a catch block: throws an Error when the exception there means a lack of memory.
   void rethrow_memory_error(const std::string& phase) const;
 
   at::Device device_;
   Ranks ranks_;
   FaultHook fault_;
+  io::EventSink* events_ = nullptr;
+  Clock::time_point start_ = Clock::now();
+  double start_time_s_ = io::wall_clock_s();
   std::string current_;
   std::filesystem::path latents_;
   std::vector<std::pair<std::string, double>> seconds_;
+  std::vector<PhaseSpan> spans_;
+  std::map<std::string, PeakMemory> memory_;
+  PeakMemory between_;  // most outside of phases
+  bool counts_host_peaks_ = false;
   std::map<std::string, std::vector<double>> steps_;
   int64_t bytes_read_ = 0;
   int64_t exchange_bytes_ = 0;

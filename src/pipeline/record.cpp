@@ -15,6 +15,7 @@ using Json = io::Metrics::Json;
 
 // What a rank tells the driver of its run.
 Json report_of(const PreparedJob& prepared, const Phases& phases, int rank) {
+  const PeakMemory most = phases.peak_memory();
   Json report = {{"device",
                   {{"rank", rank},
                    {"device", gpu::device_name(prepared.plan.device)},
@@ -22,8 +23,8 @@ Json report_of(const PreparedJob& prepared, const Phases& phases, int rank) {
                  {"phases", Json::object()},
                  {"steps", phases.steps()},
                  {"bytes_read", prepared.files->bytes_read() + phases.bytes_read()},
-                 {"peak_host_bytes", io::peak_host_bytes()},
-                 {"peak_device_bytes", gpu::peak_device_bytes(prepared.plan.device)},
+                 {"peak_host_bytes", most.host_bytes.value_or(0)},
+                 {"peak_device_bytes", most.device_bytes},
                  {"exchange_bytes", phases.exchange_bytes()},
                  {"exchange_s", phases.exchange_s()}};
   for (const auto& [name, seconds] : phases.seconds()) report["phases"][name] = seconds;

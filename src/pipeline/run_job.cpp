@@ -17,6 +17,7 @@
 #include "io/ffmpeg.h"
 #include "pipeline/decode.h"
 #include "pipeline/distilled.h"
+#include "pipeline/job_events.h"
 #include "pipeline/model_defaults.h"
 #include "pipeline/outputs.h"
 #include "pipeline/precision.h"
@@ -260,8 +261,11 @@ PreparedJob prepare_job(const config::LoadedJob& loaded, const Host& host, Outpu
 Phases run_job(PreparedJob& prepared, const Host& host, const Ranks& ranks, RunControl control) {
   const auto& [job, ffmpeg, files, plan, text, original_prompt] = prepared;
   if (ranks.is_driver()) log_header(prepared);
+  io::EventSink* const events = ranks.is_driver() ? host.events : nullptr;
+  if (events != nullptr) events->emit(accepted_event(prepared));
   ranks.attach_gpus(plan.gpus);
   Phases phases(plan.device, ranks, host.fault);
+  phases.tell(events);
   Session session{job, *files, plan, phases, ffmpeg, ranks};
   session.text = text.get();
   if (const auto original = settle_prompt(prepared.job, session, control.resume)) {
@@ -289,6 +293,7 @@ Phases run_job(PreparedJob& prepared, const Host& host, const Ranks& ranks, RunC
   phases.enter("finish");
   write_metrics(prepared, phases, host, ranks);
   phases.fault().require_done();
+  if (events != nullptr) events->emit(done_event(prepared, phases));
   return phases;
 }
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "config/load.h"
+#include "io/events.h"
 #include "io/latents_file.h"
 #include "pipeline/fault.h"
 #include "pipeline/model_files.h"
@@ -28,6 +29,7 @@ struct Host {
   std::string search_path;                           // of programs: PATH
   std::function<const char*(const char*)> variable;  // getenv
   std::optional<Fault> fault = {};                   // of tests; see fault.h
+  io::EventSink* events = nullptr;                   // told on the driver; see job_events.h
 };
 
 struct PreparedJob {

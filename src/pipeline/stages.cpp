@@ -148,7 +148,7 @@ StageLatents denoise(const Session& session, const DenoiseRequest& request, RunS
     const diffusion::DenoiseStage stage{request.stage.name, request.stage.sigmas, std::move(start),
                                         denoiser, sampler};
     diffusion::DenoiseState state = first_state(stage, request, run);
-    Progress progress(request.stage.name, stage.num_steps(), session.ranks.is_driver());
+    Progress progress(request.stage.name, stage.num_steps(), session.ranks.is_driver(), state.step);
     session.phases.at_step(state.step + 1, stage.num_steps());
     auto step_start = Clock::now();
     const auto after_step = [&](diffusion::DenoiseState& now_at, int64_t step, int64_t steps) {
@@ -158,6 +158,7 @@ StageLatents denoise(const Session& session, const DenoiseRequest& request, RunS
       session.phases.add_step(request.stage.name,
                               std::chrono::duration<double>(now - step_start).count());
       progress.update(step);
+      session.phases.tell_step(request.stage.name, step, steps, progress.eta_s());
       if (session.after_step) session.after_step(now_at);
       run.loop = now_at;
       const auto answer = session.safe_points != nullptr ? session.safe_points->after_step(steps)
