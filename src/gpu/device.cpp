@@ -9,6 +9,7 @@
 #ifdef FLOTILLA_CUDA
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGuard.h>
 #include <cuda_runtime_api.h>
 #endif
 
@@ -42,6 +43,23 @@ int64_t host_memory_bytes() {
     if (in >> limit && limit > 0) bytes = std::min(bytes, limit);
   }
   return bytes;
+}
+
+// Of the machine, or what a control group leaves of it; pages of files count as free.
+int64_t free_host_bytes() {
+  int64_t bytes = 0;
+  std::istringstream(proc_value("/proc/meminfo", "MemAvailable")) >> bytes;
+  bytes *= 1024;
+  int64_t limit = 0;
+  int64_t held = 0;
+  std::ifstream most("/sys/fs/cgroup/memory.max");
+  std::ifstream current("/sys/fs/cgroup/memory.current");
+  if (!(most >> limit) || !(current >> held)) return bytes;
+  std::ifstream parts("/sys/fs/cgroup/memory.stat");
+  std::string name;
+  for (int64_t value = 0; parts >> name >> value;)
+    if (name == "inactive_file" || name == "active_file") held -= value;
+  return std::min(bytes, std::max<int64_t>(0, limit - held));
 }
 
 }  // namespace
@@ -98,6 +116,26 @@ int64_t total_memory_bytes(at::Device device) {
 #endif
   FLOTILLA_ASSERT(device.is_cpu());
   return host_memory_bytes();
+}
+
+int64_t free_memory_bytes(at::Device device) {
+#ifdef FLOTILLA_CUDA
+  if (device.is_cuda()) {
+    const auto index = std::max<c10::DeviceIndex>(device.index(), 0);
+    const c10::cuda::CUDAGuard guard(index);
+    size_t free = 0;
+    size_t total = 0;
+    if (cudaMemGetInfo(&free, &total) != cudaSuccess) return 0;
+    auto bytes = static_cast<int64_t>(free);
+    if (c10::cuda::CUDACachingAllocator::get()->initialized()) {
+      const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(index);
+      bytes += stats.reserved_bytes[0].current - stats.allocated_bytes[0].current;
+    }
+    return bytes;
+  }
+#endif
+  FLOTILLA_ASSERT(device.is_cpu());
+  return free_host_bytes();
 }
 
 void disable_tf32() {

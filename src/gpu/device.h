@@ -33,6 +33,8 @@ void use_device(at::Device device);
 // All memory of the device (CPU: of the machine, or what a control group leaves of it). The total,
 // not what is free: plans made from it must be the same in every run on a machine.
 int64_t total_memory_bytes(at::Device device);
+// What of it could be had now, by this process: also what Torch holds there without using it.
+int64_t free_memory_bytes(at::Device device);
 // Float32 means float32 from here on: no TF32 in convolutions and matrix products of CUDA
 // libraries.
 void disable_tf32();

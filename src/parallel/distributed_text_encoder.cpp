@@ -53,12 +53,15 @@ DistributedTextEncoder::DistributedTextEncoder(comm::Communicator* ranks,
       num_prompts_(setup.num_prompts),
       options_(at::TensorOptions(setup.device).dtype(setup.dtype)),
       gemma_(setup.gemma),
-      is_given_(setup.gemma != nullptr) {
+      is_given_(setup.gemma != nullptr),
+      counts_bytes_(!is_given_ && setup.gemma_file == nullptr) {
   // What a rank does not hold, it lays out without memory: it needs the sizes.
-  const auto meta_gemma = std::make_shared<text::Gemma>(setup.folder, setup.dtype, at::kMeta);
+  const auto meta_gemma = std::make_shared<text::Gemma>(setup.folder, setup.dtype, at::kMeta,
+                                                        std::nullopt, setup.gemma_file);
   const text::GemmaConfig& config = meta_gemma->config();
   if (const auto range = layers_to_hold(config.num_layers()); range && !is_given_) {
-    gemma_ = std::make_shared<text::Gemma>(setup.folder, setup.dtype, setup.device, range);
+    gemma_ = std::make_shared<text::Gemma>(setup.folder, setup.dtype, setup.device, range,
+                                           setup.gemma_file);
   }
   contexts_ = std::make_unique<text::ContextBuilder>(
       setup.checkpoint, config, setup.folder.string(), setup.dtype,
@@ -105,7 +108,7 @@ void DistributedTextEncoder::load() {
 }
 
 int64_t DistributedTextEncoder::bytes_read() const {
-  return gemma_ == nullptr || is_given_ ? 0 : gemma_->bytes_read();
+  return gemma_ == nullptr || !counts_bytes_ ? 0 : gemma_->bytes_read();
 }
 
 int64_t DistributedTextEncoder::weight_bytes() const {
@@ -115,7 +118,7 @@ int64_t DistributedTextEncoder::weight_bytes() const {
 
 std::vector<text::TextContext> DistributedTextEncoder::encode(
     const std::vector<text::TokenizedPrompt>& prompts) const {
-  FLOTILLA_ASSERT(static_cast<int64_t>(prompts.size()) == num_prompts_);
+  FLOTILLA_ASSERT(takes(static_cast<int64_t>(prompts.size())));
   std::vector<text::TextContext> contexts(prompts.size());
   for (size_t i = 0; i < prompts.size(); ++i) {
     const text::GemmaTokens tokens = text::trim_padding(prompts[i].ids, prompts[i].mask);

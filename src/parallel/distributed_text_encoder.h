@@ -30,10 +30,12 @@ text::LayerRange layers_of_rank(int64_t num_layers, int rank, int world_size);
 struct TextEncoderSetup {
   std::shared_ptr<const loader::Checkpoint> checkpoint;  // with projection and connectors
   std::filesystem::path folder;                          // Gemma's
+  // Its weights, where they are open already.
+  std::shared_ptr<const loader::Checkpoint> gemma_file = nullptr;
   at::ScalarType dtype = at::kFloat;
   at::Device device = at::kCPU;
   config::TextParallel split = config::TextParallel::shard;
-  int64_t num_prompts = 1;
+  int64_t num_prompts = 1;  // at most, in one call of encode(); matters to `replicate` only
   // This rank's loaded whole Gemma of the folder, when it has one already: none is read then.
   std::shared_ptr<text::Gemma> gemma = nullptr;
 };
@@ -48,11 +50,15 @@ class DistributedTextEncoder {
   // made its object: agree on that before. Errors, agreed: see WeightArena::load().
   void load();
 
-  // Collective. As many prompts as the set-up says, the same on all ranks; each result on every
-  // rank, on its device.
+  // Whether encode() takes so many prompts.
+  bool takes(int64_t num_prompts) const {
+    return split_ == config::TextParallel::shard || num_prompts <= num_prompts_ ||
+           num_prompts_ >= world_size_;
+  }
+  // Collective. The same prompts on all ranks; each result on every rank, on its device.
   std::vector<text::TextContext> encode(const std::vector<text::TokenizedPrompt>& prompts) const;
 
-  // Bytes read from the folder's files for this object. Those of the checkpoint: see Checkpoint.
+  // Bytes read from the folder's files for this object, where it has opened them itself.
   int64_t bytes_read() const;
   // Of the weights that this rank holds.
   int64_t weight_bytes() const;
@@ -80,6 +86,7 @@ class DistributedTextEncoder {
   at::TensorOptions options_;
   std::shared_ptr<text::Gemma> gemma_;  // null: this rank has no layers
   bool is_given_;
+  bool counts_bytes_;
   std::unique_ptr<text::ContextBuilder> contexts_;  // on ranks without: kMeta, for its sizes
 };
 

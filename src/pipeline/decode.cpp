@@ -53,12 +53,40 @@ comm::Communicator* decoder_ranks(const Ranks& ranks) {
 }
 
 // Of several tiles all ranks load together, each reading a share; of one tile the driver alone.
-std::optional<vae::VideoDecoder> load_decoder(const Session& session) {
+// Collective; errors are agreed on.
+std::shared_ptr<vae::VideoDecoder> get_decoder(const Session& session) {
   const auto& [files, plan, ranks] = std::tie(session.files, session.plan, session.ranks);
   const bool together = plan.decode.grid.num_tiles() > 1;
-  if (!together && !ranks.is_driver()) return std::nullopt;
-  return vae::VideoDecoder::from_checkpoint(files.video_vae(), plan.dtype, plan.device,
-                                            together ? ranks.load_arena() : loader::load_alone);
+  const auto load = [&]() -> std::shared_ptr<vae::VideoDecoder> {
+    if (!together && !ranks.is_driver()) return nullptr;
+    return std::make_shared<vae::VideoDecoder>(
+        vae::VideoDecoder::from_checkpoint(files.video_vae(), plan.dtype, plan.device,
+                                           together ? ranks.load_arena() : loader::load_alone));
+  };
+  return session.residents->get<vae::VideoDecoder>(
+      Kept::video_decoder,
+      session.key_of(*files.video_vae()) + (together ? "on all ranks" : "on the driver"), ranks,
+      [&] { return ranks.agreed(load); });
+}
+
+struct SoundDecoder {
+  audio::AudioDecoder spectrogram;
+  audio::Vocoder vocoder;
+};
+
+std::shared_ptr<SoundDecoder> get_sound_decoder(const Session& session) {
+  const auto& [files, plan] = std::tie(session.files, session.plan);
+  return session.residents->get<SoundDecoder>(
+      Kept::sound_decoder, session.key_of(*files.audio_vae()), /*this rank alone*/ {}, [&] {
+        return std::make_shared<SoundDecoder>(SoundDecoder{
+            audio::AudioDecoder::from_checkpoint(files.audio_vae(), plan.dtype, plan.device),
+            audio::Vocoder::from_checkpoint(files.audio_vae(), plan.device)});
+      });
+}
+
+void make_room(const Session& session) {
+  if (session.job.output.audio) session.make_room("decode_audio");
+  session.make_room("decode_video");
 }
 
 // Host memory for the frames of a clip that a GPU decodes as one batch; else not valid.
@@ -73,13 +101,13 @@ std::future<std::vector<uint8_t>> prepare_frames(const Plan& plan) {
 void decode_tiles(const Session& session, const at::Tensor& video_latent, io::FrameSink* sink) {
   const auto& [plan, ranks] = std::tie(session.plan, session.ranks);
   const parallel::DistributedDecoder tiles(plan.decode, decoder_ranks(ranks));
-  const auto decoder = ranks.agreed([&] { return load_decoder(session); });
+  const auto decoder = get_decoder(session);
   int64_t next_frame = 0;
   auto memory = ranks.is_driver() ? prepare_frames(plan) : std::future<std::vector<uint8_t>>();
   ColourWatch colours;
   Progress progress("decode", plan.decode.num_tiles(), ranks.is_driver());
   tiles.decode(
-      decoder ? &*decoder : nullptr, video_latent.to(plan.device, plan.dtype),
+      decoder.get(), video_latent.to(plan.device, plan.dtype),
       [&](const at::Tensor& frames) {
         const at::Tensor bytes = vae::to_uint8(frames);
         colours.look(bytes);
@@ -122,11 +150,9 @@ void decode_video(const Session& session, const at::Tensor& video_latent, io::Fr
 
 audio::Waveform decode_audio(const Session& session, const at::Tensor& audio_latent) {
   return session.phases.run("decode_audio", [&] {
-    const auto& [files, plan] = std::tie(session.files, session.plan);
-    const auto decoder =
-        audio::AudioDecoder::from_checkpoint(files.audio_vae(), plan.dtype, plan.device);
-    const auto vocoder = audio::Vocoder::from_checkpoint(files.audio_vae(), plan.device);
-    auto waveform = audio::decode_audio(decoder, vocoder, audio_latent.to(plan.device, plan.dtype));
+    const auto decoder = get_sound_decoder(session);
+    auto waveform = audio::decode_audio(decoder->spectrogram, decoder->vocoder,
+                                        audio_latent.to(session.plan.device, session.plan.dtype));
     if (!at::isfinite(waveform.samples).all().item<bool>()) {
       fail(ErrorKind::non_finite, "the decoded sound has non-finite samples");
     }
@@ -141,6 +167,7 @@ std::optional<audio::Waveform> decode_clip(const Session& session, const ClipLat
   const bool alone = ranks.world_size() == 1;
   const int sound_rank = ranks.world_size() - 1;  // has as few tiles as any
   std::optional<audio::Waveform> sound;
+  make_room(session);
   auto end_of_frames = Clock::now();
   ranks.agreed([&] {
     // The short work first, where nobody waits for the other.

@@ -152,7 +152,8 @@ LoraShare largest_lora_share(const ForecastSizes& sizes) {
 
 text::Gemma encoder_layout(const ForecastSizes& sizes,
                            std::optional<text::LayerRange> range = std::nullopt) {
-  return text::Gemma(sizes.files.text_encoder(), sizes.plan.dtype, at::kMeta, range);
+  return text::Gemma(sizes.files.text_encoder(), sizes.plan.dtype, at::kMeta, range,
+                     sizes.files.text_weights());
 }
 
 // Elements of the fullest level of a generator that reads `frames` frames.
@@ -206,8 +207,8 @@ int64_t text_weight_bytes(const ForecastSizes& sizes) {
 }
 
 int64_t enhancer_weight_bytes(const ForecastSizes& sizes) {
-  const auto& own = sizes.job.text.enhancer;
-  return text::Gemma(own.empty() ? sizes.files.text_encoder() : own, sizes.plan.dtype, at::kMeta)
+  return text::Gemma(sizes.files.enhancer(), sizes.plan.dtype, at::kMeta, std::nullopt,
+                     sizes.files.enhancer_weights())
       .weight_bytes();
 }
 

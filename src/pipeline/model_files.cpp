@@ -2,13 +2,17 @@
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
+#include <sys/stat.h>
 
+#include <algorithm>
 #include <string_view>
 
 #include "audio/audio_format.h"
 #include "audio/vocoder.h"
 #include "base/error.h"
+#include "loader/file_time.h"
 #include "pipeline/precision.h"
+#include "text/gemma_folder.h"
 #include "text/prompt_encoder.h"
 #include "text/prompt_enhancer.h"
 #include "transformer/transformer.h"
@@ -71,15 +75,47 @@ void check_upsampler(const ModelFiles& files, int64_t vae_channels) {
   }
 }
 
-void audit_enhancer(const ModelFiles& files, const config::Job& job) {
-  const auto& folder = job.text.enhancer.empty() ? files.text_encoder() : job.text.enhancer;
-  const text::PromptEnhancer enhancer(folder,
-                                      std::make_shared<text::Gemma>(folder, at::kFloat, at::kMeta));
+void audit_enhancer(const ModelFiles& files) {
+  const text::PromptEnhancer enhancer(
+      files.enhancer(), std::make_shared<text::Gemma>(files.enhancer(), at::kFloat, at::kMeta,
+                                                      std::nullopt, files.enhancer_weights()));
+}
+
+// Of the small files of a text encoder's folder.
+std::string folder_version(const std::filesystem::path& folder) {
+  std::string text;
+  for (const char* name : {"config.json", "tokenizer.model"}) {
+    struct stat status = {};
+    if (::stat((folder / name).c_str(), &status) == 0)
+      text += fmt::format("{}/{};", status.st_size, loader::modified_ns(status));
+  }
+  return text;
 }
 
 }  // namespace
 
-ModelFiles::ModelFiles(const config::Models& models) : text_encoder_(models.text_encoder) {
+ModelFiles::ModelFiles(const config::Models& models, const ModelFilesOptions& options)
+    : text_encoder_(models.text_encoder),
+      enhancer_(options.enhancer.empty() ? models.text_encoder : options.enhancer) {
+  CheckpointPool own;
+  CheckpointPool& pool = options.pool != nullptr ? *options.pool : own;
+  const auto open = [&](const std::filesystem::path& path) {
+    Opened& slot = opened_[real_path(path)];
+    if (!slot.file) {
+      slot.file = pool.open(path, options.ranks);
+      slot.bytes_before = slot.file->bytes_read();
+    }
+    return slot.file;
+  };
+  const auto open_lora = [&](const config::Lora& lora) {
+    open(lora.path);
+    return loader::LoraWithStrength{pool.open_lora(lora.path, options.ranks), lora.strength};
+  };
+  const auto open_text = [&](const std::filesystem::path& folder) -> CheckpointPtr {
+    if (folder.empty()) return nullptr;
+    text::check_gemma_folder(folder);
+    return open(folder);
+  };
   const bool monolith = !models.checkpoint.empty();
   transformer_ = open(monolith ? models.checkpoint : models.transformer);
   video_vae_ = open(monolith ? models.checkpoint : models.video_vae);
@@ -87,22 +123,10 @@ ModelFiles::ModelFiles(const config::Models& models) : text_encoder_(models.text
   upsampler_ = open(models.spatial_upsampler);
   for (const config::Lora& lora : models.loras) loras_.push_back(open_lora(lora));
   stage_2_loras_ = loras_;
-  if (!models.distilled_lora.path.empty()) {
+  if (!models.distilled_lora.path.empty())
     stage_2_loras_.push_back(open_lora(models.distilled_lora));
-  }
-}
-
-loader::LoraWithStrength ModelFiles::open_lora(const config::Lora& lora) {
-  return {std::make_shared<loader::LoraFile>(open(lora.path)), lora.strength};
-}
-
-CheckpointPtr ModelFiles::open(const std::filesystem::path& path) {
-  std::error_code code;
-  auto canonical = std::filesystem::weakly_canonical(path, code);
-  if (code) canonical = path;
-  CheckpointPtr& slot = opened_[canonical];
-  if (!slot) slot = loader::Checkpoint::open(path);
-  return slot;
+  text_weights_ = open_text(text_encoder_);
+  enhancer_weights_ = open_text(enhancer_);
 }
 
 std::string ModelFiles::digest() const {
@@ -112,9 +136,28 @@ std::string ModelFiles::digest() const {
   return text;
 }
 
+std::string ModelFiles::text_version() const {
+  return fmt::format("{}={}{}", real_path(text_encoder_).string(), text_weights_->identity(),
+                     folder_version(text_encoder_));
+}
+
+std::string ModelFiles::identity() const {
+  std::string text;
+  for (const auto& [path, opened] : opened_)
+    text += fmt::format("{}={}\n", path.string(), opened.file->identity());
+  return text + folder_version(text_encoder_) + folder_version(enhancer_);
+}
+
 int64_t ModelFiles::bytes_read() const {
   int64_t bytes = 0;
-  for (const auto& [path, checkpoint] : opened_) bytes += checkpoint->bytes_read();
+  for (const auto& [path, opened] : opened_)
+    bytes += opened.file->bytes_read() - opened.bytes_before;
+  return bytes;
+}
+
+int64_t ModelFiles::header_bytes_read() const {
+  int64_t bytes = 0;
+  for (const auto& [path, opened] : opened_) bytes += opened.file->header_bytes_read();
   return bytes;
 }
 
@@ -122,8 +165,9 @@ void audit_models(const ModelFiles& files, const config::Job& job) {
   const transformer::Transformer transformer(files.transformer(), storage_policy(job.precision),
                                              at::kMeta);
   (void)transformer.lora_set(files.stage_2_loras());
-  const text::PromptEncoder text(files.transformer(), files.text_encoder(), at::kFloat, at::kMeta);
-  if (job.text.enhance) audit_enhancer(files, job);
+  const text::PromptEncoder text(files.transformer(), files.text_encoder(), at::kFloat, at::kMeta,
+                                 files.text_weights());
+  if (job.text.enhance) audit_enhancer(files);
   const auto decoder = vae::VideoDecoder::from_checkpoint(files.video_vae(), at::kFloat, at::kMeta);
   const int64_t vae_channels = decoder.config().latent_channels;
   check_video_fit(files, transformer.config(), vae_channels);

@@ -84,6 +84,9 @@ class Phases {
     exchange_bytes_ += bytes;
     exchange_s_ += seconds;
   }
+  // Whether the transformer was there from an earlier job of the process.
+  void note_warm(bool warm) { warm_ = warm; }
+  bool warm() const { return warm_; }
   // Of each prompt that was encoded: whether it was too long and got cut.
   void add_prompt(bool truncated) { truncated_ = truncated || truncated_.value_or(false); }
   // Nothing when no prompt was encoded.
@@ -132,6 +135,7 @@ class Phases {
   int64_t exchange_bytes_ = 0;
   double exchange_s_ = 0.0;
   std::optional<bool> truncated_;
+  bool warm_ = false;
 };
 
 }  // namespace flotilla::pipeline

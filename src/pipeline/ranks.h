@@ -22,6 +22,20 @@ struct Ranks {
     return [world = world()](loader::WeightArena& arena) { parallel::load_shared(arena, *world); };
   }
 
+  // For files that all ranks open: the driver reads their headers. Collective; see
+  // headers_from_driver().
+  loader::ReadHeaders read_headers() const {
+    if (context == nullptr) return loader::read_headers;
+    return parallel::headers_from_driver(context->world());
+  }
+
+  // Whether `own` is true on any rank. Collective; begins with an agreement.
+  bool any(bool own) const {
+    if (context == nullptr) return own;
+    comm::agree(context->world(), std::nullopt);
+    return context->world().all_max(own ? 1 : 0) != 0;
+  }
+
   // Before tensors of GPUs pass between the ranks; `gpus` as in RankDevices. Collective.
   void attach_gpus(const std::vector<int>& gpus) const {
     if (context != nullptr && !gpus.empty()) context->attach_gpus(gpus);

@@ -105,7 +105,7 @@ std::string program_version() { return fmt::format("{} ({})", kVersion, kCommit)
 
 void write_metrics(const PreparedJob& prepared, const Phases& phases, const Host& host,
                    const Ranks& ranks) {
-  const auto& [job, ffmpeg, files, plan, text, original_prompt] = prepared;
+  const auto& [job, ffmpeg, files, plan, residents, original_prompt] = prepared;
   if (job.output.metrics.empty()) return;
   const std::vector<Json> reports = gather_reports(prepared, phases, ranks);
   if (!ranks.is_driver()) return;
@@ -140,6 +140,7 @@ void write_metrics(const PreparedJob& prepared, const Phases& phases, const Host
   metrics.set_exchange(sum_of(reports, "exchange_bytes"),
                        spread_of(reports, Json::json_pointer("/exchange_s")).max);
   metrics.set_total_s(phases.total_s());
+  metrics.set_extra("warm", phases.warm());
   metrics.write(job.output.metrics, job.output.overwrite);
 }
 

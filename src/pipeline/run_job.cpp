@@ -56,7 +56,7 @@ gpu::AttentionBackend attention_of(config::Attention choice) {
 }
 
 void log_header(const PreparedJob& prepared) {
-  const auto& [job, ffmpeg, files, plan, text, original_prompt] = prepared;
+  const auto& [job, ffmpeg, files, plan, residents, original_prompt] = prepared;
   log::info("run", "model {} (version {}), {} on {}, {} threads",
             files->transformer()->path().filename().string(),
             files->model_version().empty() ? "unknown" : files->model_version(),
@@ -109,7 +109,7 @@ std::optional<std::string> settle_prompt(
   if (ranks.world() != nullptr) prompt = ranks.world()->broadcast(prompt, 0);
   if (prompt == "!") return std::nullopt;  // of another job: check_same_job() refuses it
   if (prompt == "?") {
-    prompt = "=" + enhance_prompt(session);
+    prompt = fmt::format("={}", enhance_prompt(session));
   } else if (ranks.is_driver()) {
     log::info("enhance", "prompt \"{}\", of the checkpoint", excerpt(prompt.substr(1), 4000));
   }
@@ -169,7 +169,7 @@ void decode_and_write(const Session& session, const ClipLatents& latents,
 
 // The state to go on from, on all ranks; empty at the beginning. Collective.
 RunState first_state(const PreparedJob& prepared, const RunControl& control, const Ranks& ranks) {
-  const auto& [job, ffmpeg, files, plan, text, original_prompt] = prepared;
+  const auto& [job, ffmpeg, files, plan, residents, original_prompt] = prepared;
   const auto& found = control.resume;
   ranks.agreed([&] {
     if (found) check_same_job(*found, job, plan, files->digest());
@@ -204,6 +204,16 @@ std::unique_ptr<SafePoints> make_safe_points(const PreparedJob& prepared, const 
   return std::make_unique<SafePoints>(ranks, state, stop, std::move(settings));
 }
 
+// Models that were found to fit each other in an earlier job are not looked at again.
+void audit_once(Residents& residents, const ModelFiles& files, const config::Job& job) {
+  const std::string key = fmt::format("{}{} enhance {} images {} audio {}", files.identity(),
+                                      config::to_string(job.precision), job.text.enhance,
+                                      !job.images.empty(), job.output.audio);
+  if (residents.was_audited(key)) return;
+  audit_models(files, job);
+  residents.note_audit(key);
+}
+
 // output.latents, on the driver.
 void write_record(const Session& session, io::LatentsFile record, const RunState& state,
                   bool overwrite) {
@@ -220,8 +230,11 @@ uint64_t draw_seed() {
 }
 
 PreparedJob prepare_job(const config::LoadedJob& loaded, const Host& host, Outputs outputs,
-                        const Ranks& ranks, const std::vector<comm::RankFacts>& assumed) {
+                        const Ranks& ranks, const std::vector<comm::RankFacts>& assumed,
+                        std::shared_ptr<Residents> residents) {
   PreparedJob prepared;
+  prepared.residents =
+      residents ? std::move(residents) : std::make_shared<Residents>(Residents::Span::job);
   const auto facts = assumed.empty() ? facts_of(ranks, host.variable) : assumed;
   const auto world_size = static_cast<int64_t>(facts.size());
   config::check_supported(loaded.job, loaded.origins, world_size);
@@ -248,10 +261,11 @@ PreparedJob prepare_job(const config::LoadedJob& loaded, const Host& host, Outpu
   if (const int64_t threads = job.threads.value_or(exact_threads); threads > 0) {
     at::set_num_threads(static_cast<int>(threads));
   }
-  prepared.files = std::make_unique<ModelFiles>(job.models);
+  prepared.files = std::make_unique<ModelFiles>(
+      job.models, ModelFilesOptions{ranks, &prepared.residents->files(), job.text.enhancer});
   if (loaded.job.precision == config::Precision::automatic)
     job.precision = choose_precision(job.precision, *prepared.files->transformer());
-  audit_models(*prepared.files, job);
+  audit_once(*prepared.residents, *prepared.files, job);
   job = with_model_defaults(std::move(job), prepared.files->model_version());
   prepared.plan = make_plan(job, *prepared.files, world_size, devices);
   if (!job.seed) job.seed = draw_seed();
@@ -259,7 +273,7 @@ PreparedJob prepare_job(const config::LoadedJob& loaded, const Host& host, Outpu
 }
 
 Phases run_job(PreparedJob& prepared, const Host& host, const Ranks& ranks, RunControl control) {
-  const auto& [job, ffmpeg, files, plan, text, original_prompt] = prepared;
+  const auto& [job, ffmpeg, files, plan, residents, original_prompt] = prepared;
   if (ranks.is_driver()) log_header(prepared);
   io::EventSink* const events = ranks.is_driver() ? host.events : nullptr;
   if (events != nullptr) events->emit(accepted_event(prepared));
@@ -267,7 +281,8 @@ Phases run_job(PreparedJob& prepared, const Host& host, const Ranks& ranks, RunC
   Phases phases(plan.device, ranks, host.fault);
   phases.tell(events);
   Session session{job, *files, plan, phases, ffmpeg, ranks};
-  session.text = text.get();
+  session.residents = residents;
+  residents->begin(job, *files, plan);
   if (const auto original = settle_prompt(prepared.job, session, control.resume)) {
     prepared.original_prompt = original;
   } else if (control.resume && control.resume->file.original_prompt) {
@@ -299,10 +314,12 @@ Phases run_job(PreparedJob& prepared, const Host& host, const Ranks& ranks, RunC
 
 Phases decode_job(const PreparedJob& prepared, const io::LatentsFile& file, const Host& host,
                   const Ranks& ranks) {
-  const auto& [job, ffmpeg, files, plan, text, original_prompt] = prepared;
+  const auto& [job, ffmpeg, files, plan, residents, original_prompt] = prepared;
   Phases phases(plan.device);
   ranks.attach_gpus(plan.gpus);
-  const Session session{job, *files, plan, phases, ffmpeg, ranks};
+  Session session{job, *files, plan, phases, ffmpeg, ranks};
+  session.residents = residents;
+  residents->begin(job, *files, plan);
   ClipLatents latents{file.tensors.at(io::latents::kStage2Video),
                       file.tensors.at(io::latents::kStage2Audio)};
   ranks.agreed([&, &plan = plan] {
@@ -323,7 +340,9 @@ ClipLatents run_latents(const PreparedJob& prepared, const Ranks& ranks) {
   ranks.attach_gpus(prepared.plan.gpus);
   Phases phases(prepared.plan.device, ranks);
   config::Job job = prepared.job;
-  const Session session{job, *prepared.files, prepared.plan, phases, prepared.ffmpeg, ranks};
+  Session session{job, *prepared.files, prepared.plan, phases, prepared.ffmpeg, ranks};
+  session.residents = prepared.residents;
+  session.residents->begin(job, *prepared.files, prepared.plan);
   settle_prompt(job, session);
   RunState state;
   return run_pipeline(session, *job.seed, state);
@@ -332,7 +351,9 @@ ClipLatents run_latents(const PreparedJob& prepared, const Ranks& ranks) {
 Phases run_without_outputs(const PreparedJob& prepared) {
   Phases phases(prepared.plan.device);
   config::Job job = prepared.job;
-  const Session session{job, *prepared.files, prepared.plan, phases, prepared.ffmpeg};
+  Session session{job, *prepared.files, prepared.plan, phases, prepared.ffmpeg};
+  session.residents = prepared.residents;
+  session.residents->begin(job, *prepared.files, prepared.plan);
   settle_prompt(job, session);
   RunState state;
   const ClipLatents latents = run_pipeline(session, *job.seed, state);

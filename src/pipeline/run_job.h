@@ -18,6 +18,7 @@
 #include "pipeline/phases.h"
 #include "pipeline/plan.h"
 #include "pipeline/ranks.h"
+#include "pipeline/residents.h"
 #include "pipeline/resume.h"
 #include "pipeline/stages.h"
 #include "pipeline/stop.h"
@@ -37,22 +38,25 @@ struct PreparedJob {
   std::filesystem::path ffmpeg;
   std::unique_ptr<ModelFiles> files;
   Plan plan;
-  // Encoded prompts, kept by those that run many jobs.
-  std::shared_ptr<TextResidents> text = std::make_shared<TextResidents>();
+  // What earlier jobs of the process have left, and what this one leaves.
+  std::shared_ptr<Residents> residents;
   // Of a job with text.enhance, after run_job(): `job` has the new prompt and text.enhance: false,
   // so what is stored of it makes the same clip again.
   std::optional<std::string> original_prompt;
 };
 
 enum class Outputs { checked, ignored };
-// Local, alike on all ranks but for what `outputs` checks and the plan's own device.
-// `assumed`: the ranks to plan for where they are not those that run this.
-// Errors, in this order: ErrorKind::config (not supported), ErrorKind::machine (no such device),
-// ErrorKind::input (missing, damaged or unfitting files), ErrorKind::output (with
+// Alike on all ranks but for what `outputs` checks and the plan's own device. Collective, and
+// begins with work that can fail on one rank: call it inside an agreement. `assumed`: the ranks to
+// plan for where they are not those that run this. `residents`: of a process that runs several
+// jobs, the same for all of them; null: every model is loaded for the job, and goes with the stage
+// that needs it. Errors, in this order: ErrorKind::config (not supported), ErrorKind::machine (no
+// such device), ErrorKind::input (missing, damaged or unfitting files), ErrorKind::output (with
 // Outputs::checked).
 PreparedJob prepare_job(const config::LoadedJob& loaded, const Host& host,
                         Outputs outputs = Outputs::checked, const Ranks& ranks = {},
-                        const std::vector<comm::RankFacts>& assumed = {});
+                        const std::vector<comm::RankFacts>& assumed = {},
+                        std::shared_ptr<Residents> residents = nullptr);
 
 // A seed for a job that has none: 32 random bits, all that the CPU generator uses.
 uint64_t draw_seed();

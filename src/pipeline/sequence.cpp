@@ -43,13 +43,13 @@ void denoise_stages(const Session& session, const Sequence& sequence,
   const PromptContexts contexts = contexts_of(session, sequence, state);
   const auto items = encode_images(session, {&plan.stage_1, &plan.stage_2});
   session.safe_point();
-  LoadedTransformer transformer = load_transformer(session);
+  const auto transformer = load_transformer(session);
   session.safe_point();
 
   if (!state.has(names::kStage1Video)) {
     const StageLatents first = denoise(session,
                                        {.stage = plan.stage_1,
-                                        .model = transformer.model,
+                                        .model = transformer->model,
                                         .contexts = contexts,
                                         .items = items[0],
                                         .noise = noise,
@@ -76,7 +76,7 @@ void denoise_stages(const Session& session, const Sequence& sequence,
   const StageLatents second =
       denoise(session,
               {.stage = plan.stage_2,
-               .model = transformer.model,
+               .model = transformer->model,
                .contexts = contexts,
                .items = items[1],
                .noise = noise,

@@ -33,6 +33,38 @@ void report_loras(const std::vector<loader::LoraWithStrength>& loras,
   }
 }
 
+// With the statistics of the VAE's latents.
+struct LoadedUpsampler {
+  vae::LatentStatistics statistics;
+  upsampler::LatentUpsampler model;
+};
+
+std::shared_ptr<LoadedTransformer> read_transformer(const Session& session) {
+  const auto& [files, plan, ranks] = std::tie(session.files, session.plan, session.ranks);
+  session.make_room("load_transformer");
+  return ranks.agreed([&] {
+    return session.phases.run("load_transformer", [&] {
+      transformer::Transformer model(files.transformer(), storage_policy(session.job.precision),
+                                     plan.device, ranks.load_arena());
+      parallel::SharedWeightsOptions options;
+      if (session.job.models.fixed_loras) options.clean = loader::FusedShare::Clean::read_again;
+      parallel::SharedWeights weights(model.arena(), ranks.world(), options);
+      return std::make_shared<LoadedTransformer>(
+          LoadedTransformer{std::move(model), std::move(weights)});
+    });
+  });
+}
+
+// Without a clean copy the LoRAs belong to the model.
+std::string transformer_key(const Session& session) {
+  std::string key = session.key_of(*session.files.transformer()) + session.plan.precision;
+  if (!session.job.models.fixed_loras) return key;
+  key += " fixed";
+  for (const auto& [file, strength] : session.files.loras())
+    key += fmt::format(" {} * {}", strength, file->checkpoint().identity());
+  return key;
+}
+
 // Frame 0 replaces the first latent; later frames, and negative ones (before the clip), are
 // appended.
 diffusion::ConditioningItem item_of(const config::Image& image, at::Tensor latent) {
@@ -68,6 +100,10 @@ diffusion::DenoiseState first_state(const diffusion::DenoiseStage& stage,
 
 }  // namespace
 
+std::string Session::key_of(const loader::Checkpoint& file) const {
+  return fmt::format("{} {} {} ", file.identity(), c10::toString(plan.dtype), plan.device.str());
+}
+
 diffusion::NoiseGenerator make_noise(const Session& session, uint64_t seed) {
   const bool on_device = session.job.noise_device == config::NoiseDevice::cuda;
   return diffusion::NoiseGenerator(seed, on_device ? session.plan.device : at::Device(at::kCPU));
@@ -77,18 +113,23 @@ std::vector<StageItems> encode_images(const Session& session,
                                       const std::vector<const StagePlan*>& stages) {
   std::vector<StageItems> items(stages.size());
   if (session.job.images.empty()) return items;
+  session.make_room("encode_images");
   return session.phases.run("encode_images", [&] {
-    const auto encoder = session.ranks.agreed([&] {
-      return vae::VideoEncoder::from_checkpoint(session.files.video_vae(), session.plan.dtype,
-                                                session.plan.device, session.ranks.load_arena());
-    });
+    const auto load = [&] {
+      return std::make_shared<vae::VideoEncoder>(
+          vae::VideoEncoder::from_checkpoint(session.files.video_vae(), session.plan.dtype,
+                                             session.plan.device, session.ranks.load_arena()));
+    };
+    const auto encoder = session.residents->get<vae::VideoEncoder>(
+        Kept::image_encoder, session.key_of(*session.files.video_vae()), session.ranks,
+        [&] { return session.ranks.agreed(load); });
     for (size_t s = 0; s < stages.size(); ++s) {
       for (const auto& image : session.job.images) {
         FLOTILLA_ASSERT(image.crf.has_value());  // see with_model_defaults()
         const at::Tensor pixels = io::load_conditioning_image(
             image.path, stages[s]->pixels.height, stages[s]->pixels.width,
             static_cast<int>(*image.crf), session.ffmpeg);
-        at::Tensor latent = encoder.encode(pixels.to(session.plan.device, session.plan.dtype));
+        at::Tensor latent = encoder->encode(pixels.to(session.plan.device, session.plan.dtype));
         if (!at::isfinite(latent).all().item<bool>()) {
           fail(ErrorKind::non_finite,
                fmt::format("the video VAE encodes image \"{}\" to non-finite numbers; "
@@ -102,38 +143,42 @@ std::vector<StageItems> encode_images(const Session& session,
   });
 }
 
-LoadedTransformer load_transformer(const Session& session) {
-  const auto& [files, plan, ranks] = std::tie(session.files, session.plan, session.ranks);
-  auto loaded = ranks.agreed([&] {
-    return session.phases.run("load_transformer", [&] {
-      transformer::Transformer model(files.transformer(), storage_policy(session.job.precision),
-                                     plan.device, ranks.load_arena());
-      parallel::SharedWeightsOptions options;
-      if (session.job.models.fixed_loras) options.clean = loader::FusedShare::Clean::read_again;
-      parallel::SharedWeights weights(model.arena(), ranks.world(), options);
-      return LoadedTransformer{std::move(model), std::move(weights)};
-    });
-  });
-  const auto set = loaded.model.lora_set(files.loras());
+std::shared_ptr<LoadedTransformer> load_transformer(const Session& session) {
+  const auto& files = session.files;
+  const std::string key = transformer_key(session);
+  // Back it goes when its LoRAs are in place; should that fail, it is not whole.
+  auto loaded = session.residents->take<LoadedTransformer>(Kept::transformer, key, session.ranks);
+  session.phases.note_warm(loaded != nullptr);
+  if (!loaded) loaded = read_transformer(session);
+  const auto set = loaded->model.lora_set(files.loras());
   session.phases.run("load_transformer", [&] {
-    loaded.weights.read_factors(loaded.model.lora_set(files.stage_2_loras()));
-    loaded.weights.set_loras(set);
+    loaded->weights.release_factors_but(files.stage_2_loras());
+    loaded->weights.read_factors(loaded->model.lora_set(files.stage_2_loras()));
+    loaded->weights.set_loras(set);
   });
+  session.residents->put(Kept::transformer, key, loaded);
   report_loras(files.loras(), set.counts(), "");
   return loaded;
 }
 
-void fuse_stage_2_loras(const Session& session, LoadedTransformer& transformer) {
+void fuse_stage_2_loras(const Session& session,
+                        const std::shared_ptr<LoadedTransformer>& transformer) {
   const auto& loras = session.files.stage_2_loras();
-  const auto set = transformer.model.lora_set(loras);
+  const auto set = transformer->model.lora_set(loras);
+  const std::string key = transformer_key(session);
+  const auto kept =
+      session.residents->take<LoadedTransformer>(Kept::transformer, key, session.ranks);
   session.phases.run("fuse_loras", [&] {
-    transformer.weights.set_loras(set);
-    transformer.weights.release_factors();
+    transformer->weights.set_loras(set);
+    // The next job of these LoRAs finds their factors.
+    if (!kept) transformer->weights.release_factors();
   });
+  if (kept) session.residents->put(Kept::transformer, key, kept);
   report_loras(loras, set.counts(), " in stage 2");
 }
 
 StageLatents denoise(const Session& session, const DenoiseRequest& request, RunState& run) {
+  session.make_room(request.stage.name);
   return session.phases.run(request.stage.name, [&] {
     diffusion::AvLatents start = noised_start(session, request);
     std::optional<ops::FixedRowBlocks> exact;
@@ -182,16 +227,26 @@ StageLatents denoise(const Session& session, const DenoiseRequest& request, RunS
 }
 
 at::Tensor upsample(const Session& session, const at::Tensor& video_latent) {
+  session.make_room("upsample");
   return session.phases.run("upsample", [&] {
-    const auto& [files, plan] = std::tie(session.files, session.plan);
-    const auto load = session.ranks.load_arena();
-    const auto statistics = session.ranks.agreed(
-        [&] { return vae::load_statistics(files.video_vae(), plan.dtype, plan.device, load); });
-    const auto model = session.ranks.agreed([&] {
-      return upsampler::LatentUpsampler::from_checkpoint(files.upsampler(), plan.dtype, plan.device,
-                                                         load);
-    });
-    return upsampler::upsample_video(model, video_latent, statistics.mean, statistics.std);
+    const auto& [files, plan, ranks] = std::tie(session.files, session.plan, session.ranks);
+    const auto load = [&] {
+      const auto load_arena = ranks.load_arena();
+      auto statistics = ranks.agreed([&] {
+        return vae::load_statistics(files.video_vae(), plan.dtype, plan.device, load_arena);
+      });
+      auto model = ranks.agreed([&] {
+        return upsampler::LatentUpsampler::from_checkpoint(files.upsampler(), plan.dtype,
+                                                           plan.device, load_arena);
+      });
+      return std::make_shared<LoadedUpsampler>(
+          LoadedUpsampler{std::move(statistics), std::move(model)});
+    };
+    const auto loaded = session.residents->get<LoadedUpsampler>(
+        Kept::upsampler, session.key_of(*files.upsampler()) + session.key_of(*files.video_vae()),
+        ranks, load);
+    return upsampler::upsample_video(loaded->model, video_latent, loaded->statistics.mean,
+                                     loaded->statistics.std);
   });
 }
 

@@ -1,10 +1,12 @@
 // The stages that pipelines are made of: text, conditioning images, denoising, upsampling. Each
-// loads the model that it needs, reports its phases, and lets go of what is not used again.
+// takes the model that it needs from those that the process keeps, or loads it, and reports its
+// phases.
 // Next: text_stage.cpp, and decode.h, where the clip becomes frames and sound.
 #pragma once
 
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -17,9 +19,9 @@
 #include "pipeline/phases.h"
 #include "pipeline/plan.h"
 #include "pipeline/ranks.h"
+#include "pipeline/residents.h"
 #include "pipeline/run_state.h"
 #include "pipeline/safe_points.h"
-#include "pipeline/text_residents.h"
 #include "text/prompt_encoder.h"
 #include "transformer/transformer.h"
 #include "upsampler/latent_upsampler.h"
@@ -38,12 +40,17 @@ struct Session {
   // Called after each denoise step of every stage with the state to go on from; may be empty.
   std::function<void(const diffusion::DenoiseState&)> after_step = {};
   SafePoints* safe_points = nullptr;  // null: the run cannot stop early
-  TextResidents* text = nullptr;      // null: nothing is kept
+  // Models go with the stage that needs them, unless the process keeps some.
+  std::shared_ptr<Residents> residents = std::make_shared<Residents>(Residents::Span::job);
 
   // A place outside of denoise stages where the run may stop. Collective.
   void safe_point() const {
     if (safe_points != nullptr) safe_points->between();
   }
+  // Before `phase` (of the forecast): see Residents. Collective.
+  void make_room(std::string_view phase) const { residents->make_room(phase, plan.device, ranks); }
+  // By what kept models are known: the file's version here, and how it was loaded.
+  std::string key_of(const loader::Checkpoint& file) const;
 };
 
 // What a pipeline leaves to the decoders.
@@ -59,8 +66,8 @@ struct NamedPrompt {
   std::string key;  // of the job, for messages: "negative_prompt"
   std::string text;
 };
-// On every rank. Loads this rank's part of Gemma and the connectors, encodes the prompts, frees
-// them; nothing is loaded for prompts that session.text has. Warns of a prompt that was cut.
+// On every rank. Loads this rank's part of Gemma and the connectors and encodes the prompts;
+// nothing is loaded for prompts that are kept. Warns of a prompt that was cut.
 // Collective; errors before the work are agreed. Errors (ErrorKind::config): text.strict_length and
 // a prompt that was cut.
 std::vector<text::TextContext> encode_prompts(const Session& session,
@@ -81,12 +88,13 @@ struct LoadedTransformer {
   transformer::Transformer model;
   parallel::SharedWeights weights;
 };
-// With the LoRAs of the whole run fused in; logs a line for each of them. The factors of stage 2's
-// are read and checked too, so that nothing can be wrong with them hours later. Collective; errors
-// are agreed.
-LoadedTransformer load_transformer(const Session& session);
+// The one that is kept, or loaded. With the LoRAs of the whole run fused in; logs a line for each
+// of them. The factors of stage 2's are read and checked too, so that nothing can be wrong with
+// them hours later. Collective; errors are agreed, and leave no half-changed model in the process.
+std::shared_ptr<LoadedTransformer> load_transformer(const Session& session);
 // The same weights, in place, with the LoRAs of stage 2. Collective; errors are agreed.
-void fuse_stage_2_loras(const Session& session, LoadedTransformer& transformer);
+void fuse_stage_2_loras(const Session& session,
+                        const std::shared_ptr<LoadedTransformer>& transformer);
 
 struct DenoiseRequest {
   const StagePlan& stage;

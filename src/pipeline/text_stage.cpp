@@ -16,12 +16,6 @@
 namespace flotilla::pipeline {
 namespace {
 
-std::filesystem::path real_folder(const std::filesystem::path& path) {
-  std::error_code code;
-  auto result = std::filesystem::weakly_canonical(path, code);
-  return code ? path : result;
-}
-
 comm::Communicator* text_ranks(const Session& session) {
   return session.ranks.context != nullptr ? &session.ranks.context->text() : nullptr;
 }
@@ -53,8 +47,8 @@ std::vector<Entry> find_prompts(const Session& session, text::PromptCache& cache
   std::vector<Entry> entries;
   for (const auto& [key, text] : prompts) {
     Entry entry{.key = key,
-                .cache_key = {real_folder(session.files.text_encoder()).string(),
-                              session.files.transformer()->digest(), text, session.plan.dtype}};
+                .cache_key = {session.files.text_version(), session.files.transformer()->digest(),
+                              text, session.plan.dtype}};
     const text::PromptEmbedding* found = cache.find(entry.cache_key);
     // Encoding is collective, so all ranks must see the same prompts missing.
     const int64_t is_missing = found == nullptr ? 1 : 0;
@@ -67,11 +61,12 @@ std::vector<Entry> find_prompts(const Session& session, text::PromptCache& cache
 }
 
 void tokenize_missing(const Session& session, std::vector<Entry>& entries) {
-  std::optional<text::Tokenizer> tokenizer;
+  const ModelFiles& files = session.files;
   for (Entry& entry : entries) {
     if (entry.is_cached) continue;
-    if (!tokenizer) tokenizer.emplace(session.files.text_encoder());
-    entry.tokens = tokenizer->encode(entry.cache_key.prompt);
+    const auto& tokenizer =
+        session.residents->tokenizer(files.text_encoder(), files.text_version());
+    entry.tokens = tokenizer.encode(entry.cache_key.prompt);
     entry.embedding.num_tokens = entry.tokens.num_tokens;
     entry.embedding.num_dropped = entry.tokens.num_dropped;
     entry.embedding.first_dropped_word = entry.tokens.first_dropped_word;
@@ -91,24 +86,49 @@ std::vector<Entry*> distinct_missing(std::vector<Entry>& entries) {
   return missing;
 }
 
-void encode_missing(const Session& session, std::shared_ptr<text::Gemma> gemma,
-                    const std::vector<Entry*>& missing) {
+// What the driver has of a loaded text encoder, where the enhancer is the same model.
+std::shared_ptr<text::Gemma> given_gemma(const Session& session) {
+  const auto& files = session.files;
+  if (files.enhancer_weights() != files.text_weights()) return nullptr;
+  return session.residents->find<text::Gemma>(Kept::enhancer, session.key_of(*files.text_weights()),
+                                              /*this rank alone*/ {});
+}
+
+// That takes so many prompts. Collective; errors are agreed.
+std::shared_ptr<parallel::DistributedTextEncoder> load_encoder(const Session& session,
+                                                               int64_t num_prompts) {
   const auto& [files, plan] = std::tie(session.files, session.plan);
-  const auto encoder = session.ranks.agreed([&] {
+  session.make_room("text");
+  auto encoder = session.ranks.agreed([&] {
     return session.phases.run("load_text", [&] {
-      return std::make_unique<parallel::DistributedTextEncoder>(
-          text_ranks(session),
-          parallel::TextEncoderSetup{.checkpoint = files.transformer(),
-                                     .folder = files.text_encoder(),
-                                     .dtype = plan.dtype,
-                                     .device = plan.device,
-                                     .split = session.job.text.parallel,
-                                     .num_prompts = static_cast<int64_t>(missing.size()),
-                                     .gemma = std::move(gemma)});
+      return std::make_shared<parallel::DistributedTextEncoder>(
+          text_ranks(session), parallel::TextEncoderSetup{.checkpoint = files.transformer(),
+                                                          .folder = files.text_encoder(),
+                                                          .gemma_file = files.text_weights(),
+                                                          .dtype = plan.dtype,
+                                                          .device = plan.device,
+                                                          .split = session.job.text.parallel,
+                                                          .num_prompts = num_prompts,
+                                                          .gemma = given_gemma(session)});
     });
   });
   session.phases.run("load_text", [&] { encoder->load(); });
-  session.phases.add_bytes_read(encoder->bytes_read());
+  return encoder;
+}
+
+void encode_missing(const Session& session, const std::vector<Entry*>& missing) {
+  const auto& files = session.files;
+  const auto count = static_cast<int64_t>(missing.size());
+  const std::string key = session.key_of(*files.transformer()) +
+                          session.key_of(*files.text_weights()) +
+                          std::string(config::to_string(session.job.text.parallel));
+  auto encoder = session.residents->take<parallel::DistributedTextEncoder>(Kept::text_encoder, key,
+                                                                           session.ranks);
+  if (!encoder || !encoder->takes(count)) {
+    encoder.reset();
+    encoder = load_encoder(session, count);
+  }
+  session.residents->put(Kept::text_encoder, key, encoder);
   session.safe_point();
   session.phases.run("text", [&] {
     std::vector<text::TokenizedPrompt> tokens;
@@ -119,6 +139,20 @@ void encode_missing(const Session& session, std::shared_ptr<text::Gemma> gemma,
       missing[i]->embedding.audio_context = contexts[i].audio;
     }
   });
+}
+
+// Loaded whole, for the driver alone.
+std::shared_ptr<text::Gemma> get_enhancer(const Session& session) {
+  const auto& [files, plan] = std::tie(session.files, session.plan);
+  return session.residents->get<text::Gemma>(
+      Kept::enhancer, session.key_of(*files.enhancer_weights()), /*this rank alone*/ {}, [&] {
+        return session.phases.run("load_enhancer", [&] {
+          auto made = std::make_shared<text::Gemma>(files.enhancer(), plan.dtype, plan.device,
+                                                    std::nullopt, files.enhancer_weights());
+          made->load();
+          return made;
+        });
+      });
 }
 
 void report_enhancement(const text::EnhancedPrompt& result) {
@@ -144,17 +178,16 @@ void report_enhancement(const text::EnhancedPrompt& result) {
 
 std::vector<text::TextContext> encode_prompts(const Session& session,
                                               const std::vector<NamedPrompt>& prompts) {
-  TextResidents own;
-  TextResidents& kept = session.text != nullptr ? *session.text : own;
-  auto gemma = std::exchange(kept.gemma, nullptr);
-  std::vector<Entry> entries = find_prompts(session, kept.prompts, prompts);
+  std::vector<Entry> entries = find_prompts(session, session.residents->prompts(), prompts);
   session.ranks.agreed([&] {
     tokenize_missing(session, entries);
     for (const Entry& entry : entries) report_truncation(session, entry.key, entry.embedding);
   });
   const std::vector<Entry*> missing = distinct_missing(entries);
-  if (!missing.empty()) encode_missing(session, std::move(gemma), missing);
-  for (const Entry* entry : missing) kept.prompts.put(entry->cache_key, entry->embedding);
+  if (!missing.empty()) encode_missing(session, missing);
+  session.residents->done_with(Kept::enhancer);
+  for (const Entry* entry : missing)
+    session.residents->prompts().put(entry->cache_key, entry->embedding);
 
   std::vector<text::TextContext> contexts;
   for (const Entry& entry : entries) {
@@ -168,25 +201,20 @@ std::vector<text::TextContext> encode_prompts(const Session& session,
 }
 
 std::string enhance_prompt(const Session& session) {
-  const auto& [job, files, plan] = std::tie(session.job, session.files, session.plan);
-  const auto& folder = job.text.enhancer.empty() ? files.text_encoder() : job.text.enhancer;
+  const auto& [job, files] = std::tie(session.job, session.files);
+  session.make_room("enhance");
   const std::string text = session.ranks.agreed([&]() -> std::string {
     if (!session.ranks.is_driver()) return "";
-    const auto gemma = session.phases.run("load_enhancer", [&] {
-      auto made = std::make_shared<text::Gemma>(folder, plan.dtype, plan.device);
-      made->load();
-      session.phases.add_bytes_read(made->bytes_read());
-      return made;
-    });
+    const auto gemma = get_enhancer(session);
     const text::EnhancedPrompt result = session.phases.run("enhance", [&] {
-      return text::PromptEnhancer(folder, gemma)
+      return text::PromptEnhancer(session.files.enhancer(), gemma)
           .enhance(job.prompt, !job.images.empty(), *job.seed);
     });
     report_enhancement(result);
-    const bool is_encoder = real_folder(folder) == real_folder(files.text_encoder());
-    if (session.text != nullptr && is_encoder) session.text->gemma = gemma;
     return result.text;
   });
+  if (files.enhancer_weights() != files.text_weights())
+    session.residents->done_with(Kept::enhancer);
   return text_ranks(session) != nullptr ? text_ranks(session)->broadcast(text, 0) : text;
 }
 

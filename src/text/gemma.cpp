@@ -150,16 +150,17 @@ GemmaStates gemma_forward(const GemmaConfig& config, const GemmaWeights& weights
 }
 
 Gemma::Gemma(const fs::path& folder, at::ScalarType dtype, at::Device device,
-             std::optional<LayerRange> range) {
+             std::optional<LayerRange> range, std::shared_ptr<const loader::Checkpoint> weights) {
   check_gemma_folder(folder);
   const nlohmann::json json = read_gemma_json(folder);
   config_ = GemmaConfig::from_json(loader::ConfigReader(json, (folder / "config.json").string()));
   const LayerRange held = range.value_or(LayerRange{0, config_.num_layers()});
   FLOTILLA_ASSERT(0 <= held.begin && held.begin <= held.end && held.end <= config_.num_layers());
-  const auto checkpoint = loader::Checkpoint::open(folder);
-  const std::string prefix = model_prefix(*checkpoint);
-  arena_ = std::make_unique<loader::WeightArena>(checkpoint, std::vector<std::string>{""}, dtype,
-                                                 device, parts_left_out(config_, prefix, held));
+  if (!weights) weights = loader::Checkpoint::open(folder);
+  const std::string prefix = model_prefix(*weights);
+  arena_ =
+      std::make_unique<loader::WeightArena>(std::move(weights), std::vector<std::string>{""}, dtype,
+                                            device, parts_left_out(config_, prefix, held));
   loader::WeightBinder binder(*arena_);
   weights_ = bind_gemma(config_, binder.scope(prefix), held);
   binder.finish();

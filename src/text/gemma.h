@@ -78,12 +78,14 @@ class Gemma {
  public:
   // Reads config.json and checks names and shapes of the weights; no weight is read. Device kMeta:
   // the check alone, nothing is allocated. `range`: the layers to hold, none: all. The embedding
-  // comes with the first layer, the final norm with the last one.
+  // comes with the first layer, the final norm with the last one. `weights`: the folder's
+  // checkpoint, where it is open already.
   // Errors (ErrorKind::input): see check_gemma_folder, GemmaConfig::from_json,
   // WeightBinder::finish; a Git-LFS pointer in place of the weights. ErrorKind::memory: the weights
   // cannot be allocated.
   Gemma(const std::filesystem::path& folder, at::ScalarType dtype, at::Device device,
-        std::optional<LayerRange> range = std::nullopt);
+        std::optional<LayerRange> range = std::nullopt,
+        std::shared_ptr<const loader::Checkpoint> weights = nullptr);
 
   // Reads the weights. Once. Collective if `load` is.
   void load(const loader::LoadArena& load = loader::load_alone) { load(*arena_); }
@@ -91,7 +93,7 @@ class Gemma {
   const GemmaConfig& config() const { return config_; }
   const GemmaWeights& weights() const { return weights_; }
   int64_t weight_bytes() const { return arena_->bytes(); }
-  // Bytes read from the folder's files so far.
+  // Bytes read so far through the folder's checkpoint.
   int64_t bytes_read() const { return arena_->checkpoint().bytes_read(); }
 
   // See gemma_forward().

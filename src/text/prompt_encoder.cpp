@@ -31,9 +31,11 @@ void check_vocabulary(const Tokenizer& tokenizer, const GemmaConfig& gemma,
 }
 
 PromptEncoder::PromptEncoder(std::shared_ptr<const loader::Checkpoint> checkpoint,
-                             const fs::path& gemma_folder, at::ScalarType dtype, at::Device device)
+                             const fs::path& gemma_folder, at::ScalarType dtype, at::Device device,
+                             std::shared_ptr<const loader::Checkpoint> gemma_weights)
     : tokenizer_(open_tokenizer(gemma_folder)),
-      gemma_(std::make_unique<Gemma>(gemma_folder, dtype, device)),
+      gemma_(std::make_unique<Gemma>(gemma_folder, dtype, device, std::nullopt,
+                                     std::move(gemma_weights))),
       contexts_(std::make_unique<ContextBuilder>(std::move(checkpoint), gemma_->config(),
                                                  gemma_folder.string(), dtype, device)) {
   check_vocabulary(tokenizer_, gemma_->config(), gemma_folder);

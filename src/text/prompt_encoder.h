@@ -31,10 +31,12 @@ void check_vocabulary(const Tokenizer& tokenizer, const GemmaConfig& gemma,
 class PromptEncoder {
  public:
   // Checks the folder, both files and that they fit each other; no weight is read. Device kMeta:
-  // the check alone, for validation and dry runs. Errors: those of Tokenizer, Gemma and
-  // ContextBuilder; a tokenizer with more pieces than Gemma has embeddings (ErrorKind::input).
+  // the check alone, for validation and dry runs. `gemma_weights`: see Gemma. Errors: those of
+  // Tokenizer, Gemma and ContextBuilder; a tokenizer with more pieces than Gemma has embeddings
+  // (ErrorKind::input).
   PromptEncoder(std::shared_ptr<const loader::Checkpoint> checkpoint,
-                const std::filesystem::path& gemma_folder, at::ScalarType dtype, at::Device device);
+                const std::filesystem::path& gemma_folder, at::ScalarType dtype, at::Device device,
+                std::shared_ptr<const loader::Checkpoint> gemma_weights = nullptr);
 
   // Reads the weights of all pieces. Once. Collective if `load` is.
   void load(const loader::LoadArena& load = loader::load_alone);

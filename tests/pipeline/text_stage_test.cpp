@@ -24,29 +24,31 @@ bool has_phase(const pipeline::Phases& phases, const std::string& name) {
                      [&](const auto& phase) { return phase.first == name; });
 }
 
-TEST(TextStageTest, PromptThatWasEncodedBeforeLoadsNothing) {
+TEST(TextStageTest, WhatWasEncodedOrLoadedBeforeIsNotReadAgain) {
   test::PieceRunner first(test::tiny_job());
-  pipeline::TextResidents residents;
+  const auto residents = std::make_shared<pipeline::Residents>();
   pipeline::Session session = first.session();
-  session.text = &residents;
+  session.residents = residents;
   const auto contexts = encode_prompts(session, {{"prompt", "a boat"}, {"negative_prompt", ""}});
   EXPECT_TRUE(has_phase(first.phases, "load_text"));
-  EXPECT_GT(first.phases.bytes_read(), 0);
-  EXPECT_EQ(residents.prompts.size(), 2);
+  EXPECT_GT(first.files.bytes_read(), 0);
+  EXPECT_EQ(residents->prompts().size(), 2);
 
   test::PieceRunner second(test::tiny_job());
   pipeline::Session later = second.session();
-  later.text = &residents;
+  later.residents = residents;
   const auto again = encode_prompts(later, {{"prompt", ""}, {"negative_prompt", "a boat"}});
   EXPECT_FALSE(has_phase(second.phases, "load_text"));
   EXPECT_FALSE(has_phase(second.phases, "text"));
-  EXPECT_EQ(second.phases.bytes_read() + second.files.bytes_read(), 0);
+  EXPECT_EQ(second.files.bytes_read(), 0);
   EXPECT_TRUE(test::same_bytes(again[1].video, contexts[0].video));
   EXPECT_TRUE(test::same_bytes(again[1].audio, contexts[0].audio));
   EXPECT_TRUE(test::same_bytes(again[0].video, contexts[1].video));
 
+  // A new one finds the encoder loaded.
   encode_prompts(later, {{"prompt", "another boat"}});
-  EXPECT_TRUE(has_phase(second.phases, "load_text"));
+  EXPECT_FALSE(has_phase(second.phases, "load_text"));
+  EXPECT_TRUE(has_phase(second.phases, "text"));
 }
 
 TEST(TextStageTest, SameTextTwiceGivesTheSameContext) {
@@ -70,7 +72,7 @@ TEST(TextStageTest, PromptThatMayNotBeCutIsRefusedBeforeAnyWeightIsRead) {
     EXPECT_EQ(error.kind(), ErrorKind::config);
     EXPECT_THAT(error.message(), HasSubstr("1024 tokens are used"));
   }
-  EXPECT_EQ(runner.phases.bytes_read() + runner.files.bytes_read(), 0);
+  EXPECT_EQ(runner.files.bytes_read(), 0);
   EXPECT_EQ(runner.phases.prompt_truncated(), true);
 }
 
@@ -80,14 +82,12 @@ TEST(TextStageTest, EnhancerOfTheSameFolderIsReadOnce) {
 
   test::PieceRunner runner(test::tiny_job());
   runner.job.prompt = "a boat";
-  pipeline::TextResidents residents;
-  pipeline::Session session = runner.session();
-  session.text = &residents;
+  const pipeline::Session session = runner.session();
   const std::string better = enhance_prompt(session);
-  ASSERT_NE(residents.gemma, nullptr);
+  EXPECT_TRUE(session.residents->keeps(pipeline::Kept::enhancer));
   encode_prompts(session, {{"prompt", better}});
-  EXPECT_EQ(residents.gemma, nullptr);  // its memory is free again
-  EXPECT_EQ(runner.phases.bytes_read(), plain.phases.bytes_read());
+  EXPECT_FALSE(session.residents->keeps(pipeline::Kept::enhancer));  // its memory is free again
+  EXPECT_EQ(runner.files.bytes_read(), plain.files.bytes_read());
 }
 
 class EnhanceTest : public test::JobTest {
