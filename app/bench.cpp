@@ -17,6 +17,8 @@ constexpr Command kBenchmarks[] = {
     {"pipeline", "seconds per phase of a job", &bench_pipeline},
     {"step", "one denoise forward of a model of real size", &bench_step},
     {"vae", "the decode of a clip by a video VAE of real size", &bench_vae},
+    {"text", "a prompt through text encoder, features and connectors", &bench_text},
+    {"audio", "from audio latents to sound", &bench_audio},
     {"load", "the weights of a job from its files", &bench_load},
     {"lora", "the LoRAs of a job in and out again", &bench_lora},
     {"comm", "the exchange between ranks and the collectives", &bench_comm},

@@ -19,7 +19,6 @@
 #include "comm/rank_context.h"
 #include "diffusion/positions.h"
 #include "gpu/device.h"
-#include "io/file_bytes.h"
 #include "loader/checkpoint.h"
 #include "ops/fp8_linear.h"
 #include "ops/linear.h"
@@ -314,11 +313,7 @@ void write_json(const Settings& settings, int world_size, const std::vector<Reco
                                {"peak_device_bytes", record.peak_device_bytes},
                                {"finite", record.finite}});
   }
-  const std::string text = json.dump(1) + "\n";
-  PendingFile file(settings.json, /*overwrite=*/true);
-  io::write_bytes(file.temporary(), settings.json,
-                  {reinterpret_cast<const uint8_t*>(text.data()), text.size()});
-  file.commit();
+  write_bench_json(settings.json, json);
 }
 
 ClipSize parse_size(const std::string& text) {

@@ -1,12 +1,16 @@
 #include "app/bench_support.h"
 
 #include <ATen/ATen.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <chrono>
+#include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/temp_file.h"
 #include "gpu/device.h"
+#include "io/file_bytes.h"
 
 namespace flotilla::app {
 
@@ -25,6 +29,12 @@ void draw_weights(loader::WeightArena& arena) {
   }
   for (const auto& [name, scales] : arena.row_scales()) at::Tensor(scales).fill_(1.0);
   arena.set_loaded();
+}
+
+at::ScalarType bench_dtype(const std::string& precision) {
+  if (precision == "bf16") return at::kBFloat16;
+  if (precision == "fp32") return at::kFloat;
+  fail(ErrorKind::usage, fmt::format("--precision is bf16 or fp32 here, not \"{}\"", precision));
 }
 
 double seconds_of(at::Device device, const std::function<void()>& work) {
@@ -57,6 +67,14 @@ TimeSummary summary_of(std::vector<double> milliseconds) {
   FLOTILLA_ASSERT(!milliseconds.empty());
   std::sort(milliseconds.begin(), milliseconds.end());
   return {milliseconds.front(), milliseconds[milliseconds.size() / 2], milliseconds.back()};
+}
+
+void write_bench_json(const std::string& file, const nlohmann::ordered_json& json) {
+  const std::string text = json.dump(1) + "\n";
+  PendingFile pending(file, /*overwrite=*/true);
+  io::write_bytes(pending.temporary(), file,
+                  {reinterpret_cast<const uint8_t*>(text.data()), text.size()});
+  pending.commit();
 }
 
 }  // namespace flotilla::app

@@ -3,8 +3,11 @@
 #pragma once
 
 #include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
 
 #include <functional>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
 #include <vector>
 
 #include "loader/weight_arena.h"
@@ -14,6 +17,10 @@ namespace flotilla::app {
 // A LoadArena that reads nothing: weights of a size that keeps activations near 1 (standard
 // deviation 0.02), drawn where they lie; scales of norms and of rows are 1.
 void draw_weights(loader::WeightArena& arena);
+
+// The dtype that --precision names, of models without other policies. Errors (ErrorKind::usage):
+// neither bf16 nor fp32.
+at::ScalarType bench_dtype(const std::string& precision);
 
 // Of `work` from an idle device to an idle device.
 double seconds_of(at::Device device, const std::function<void()>& work);
@@ -28,5 +35,8 @@ struct TimeSummary {
 TimeSummary time_calls(at::Device device, int warmup, int iters, const std::function<void()>& work);
 // Sorts; at least one.
 TimeSummary summary_of(std::vector<double> milliseconds);
+
+// As a whole or not at all, over what is there. Errors: ErrorKind::output.
+void write_bench_json(const std::string& file, const nlohmann::ordered_json& json);
 
 }  // namespace flotilla::app

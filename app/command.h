@@ -19,6 +19,8 @@ int bench_pipeline(const Arguments& arguments);  // bench's own; the name is sti
 int bench_comm(const Arguments& arguments);
 int bench_step(const Arguments& arguments);
 int bench_vae(const Arguments& arguments);
+int bench_text(const Arguments& arguments);
+int bench_audio(const Arguments& arguments);
 int bench_load(const Arguments& arguments);
 int bench_lora(const Arguments& arguments);
 

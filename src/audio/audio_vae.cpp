@@ -146,7 +146,7 @@ AudioDecoderWeights bind_audio_decoder(const AudioDecoderConfig& config,
 
 AudioDecoder AudioDecoder::from_checkpoint(
     const std::shared_ptr<const loader::Checkpoint>& checkpoint, at::ScalarType dtype,
-    at::Device device) {
+    at::Device device, const loader::LoadArena& load) {
   const loader::ConfigReader root(checkpoint->config(), checkpoint->path().string() + ": config");
   AudioDecoder decoder;
   decoder.config_ = AudioDecoderConfig::from_json(root.object("audio_vae"));
@@ -159,7 +159,7 @@ AudioDecoder AudioDecoder::from_checkpoint(
   auto scope = binder.scope("audio_vae.");
   decoder.weights_ = bind_audio_decoder(decoder.config_, scope);
   binder.finish();
-  if (!device.is_meta()) decoder.arena_->load();
+  if (!device.is_meta()) load(*decoder.arena_);
   return decoder;
 }
 

@@ -59,7 +59,8 @@ class AudioDecoder {
   // Loads "audio_vae.decoder." and "audio_vae.per_channel_statistics." in `dtype` onto `device`.
   // On at::kMeta only configuration, names and shapes are checked. Errors: ErrorKind::input.
   static AudioDecoder from_checkpoint(const std::shared_ptr<const loader::Checkpoint>& checkpoint,
-                                      at::ScalarType dtype, at::Device device);
+                                      at::ScalarType dtype, at::Device device,
+                                      const loader::LoadArena& load = loader::load_alone);
 
   // latent [B, latent_channels, T, latent_bins], any floating dtype and device ->
   // log-mel [B, 2, 4T-3, mel_bins] in the dtype of the weights.

@@ -4,6 +4,7 @@
 
 #include "audio/fir_bank.h"
 #include "base/error.h"
+#include "ops/snake.h"
 
 namespace flotilla::audio {
 namespace {
@@ -45,6 +46,12 @@ AntiAliasedSnake bind_snake(loader::WeightBinder binder, int64_t channels) {
 
 at::Tensor apply_snake(const at::Tensor& x, const AntiAliasedSnake& snake) {
   FLOTILLA_ASSERT(x.dim() == 3 && x.size(1) == snake.alpha.size(0));
+  if (ops::has_snake_kernel(x))
+    return ops::fused_snake(x, {snake.alpha, snake.inverse_beta, snake.up_bank, snake.down_bank});
+  return apply_snake_aten(x, snake);
+}
+
+at::Tensor apply_snake_aten(const at::Tensor& x, const AntiAliasedSnake& snake) {
   const int64_t batch = x.size(0), channels = x.size(1), length = x.size(2);
   const int64_t reach = fir_reach(kTaps, kCenter, kRatio);
   // One reach for each filter: the raised signal comes out with room for its own edges.

@@ -24,7 +24,9 @@ struct AntiAliasedSnake {
 // Binds "act.alpha", "act.beta", "upsample.filter" and "downsample.lowpass.filter".
 AntiAliasedSnake bind_snake(loader::WeightBinder binder, int64_t channels);
 
-// x [B, C, L] float -> [B, C, L].
+// x [B, C, L] float -> [B, C, L]. On CUDA one kernel.
 at::Tensor apply_snake(const at::Tensor& x, const AntiAliasedSnake& snake);
+// The same written with ATen on any device: what the kernel is held against.
+at::Tensor apply_snake_aten(const at::Tensor& x, const AntiAliasedSnake& snake);
 
 }  // namespace flotilla::audio

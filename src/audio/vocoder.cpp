@@ -53,7 +53,7 @@ VocoderWeights bind_vocoder(const VocoderConfig& config, const loader::WeightBin
 }
 
 Vocoder Vocoder::from_checkpoint(const std::shared_ptr<const loader::Checkpoint>& checkpoint,
-                                 at::Device device) {
+                                 at::Device device, const loader::LoadArena& load) {
   const loader::ConfigReader root(checkpoint->config(), checkpoint->path().string() + ": config");
   Vocoder vocoder;
   vocoder.config_ = VocoderConfig::from_json(root.object("vocoder"));
@@ -65,7 +65,7 @@ Vocoder Vocoder::from_checkpoint(const std::shared_ptr<const loader::Checkpoint>
   vocoder.weights_ = bind_vocoder(vocoder.config_, binder.scope("vocoder."));
   binder.finish();
   if (device.is_meta()) return vocoder;
-  vocoder.arena_->load();
+  load(*vocoder.arena_);
   vocoder.weights_.generator.prepare(vocoder.config_.generator.family);
   if (vocoder.config_.bandwidth) vocoder.weights_.bandwidth->prepare(*vocoder.config_.bandwidth);
   return vocoder;

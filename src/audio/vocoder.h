@@ -34,7 +34,8 @@ class Vocoder {
   // Loads "vocoder." onto `device`. On at::kMeta only configuration, names and shapes are checked.
   // Errors: ErrorKind::input.
   static Vocoder from_checkpoint(const std::shared_ptr<const loader::Checkpoint>& checkpoint,
-                                 at::Device device);
+                                 at::Device device,
+                                 const loader::LoadArena& load = loader::load_alone);
 
   // log-mel [B, 2, frames, 64], any floating dtype -> sound of config().num_samples(frames).
   // Errors (ErrorKind::input): a spectrogram of another shape.

@@ -34,7 +34,10 @@ class ContextBuilder {
                  const std::string& gemma_name, at::ScalarType dtype, at::Device device);
 
   // Reads the weights. Once. Collective if `load` is.
-  void load(const loader::LoadArena& load = loader::load_alone) { load(*arena_); }
+  void load(const loader::LoadArena& load = loader::load_alone) {
+    load(*arena_);
+    feature_weights_.prepare(feature_config_);
+  }
 
   const FeatureExtractorConfig& feature_config() const { return feature_config_; }
   const ConnectorConfig& connector_config(ConnectorKind kind) const;

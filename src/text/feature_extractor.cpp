@@ -2,11 +2,13 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <utility>
 
 #include "base/error.h"
+#include "ops/norm.h"
 #include "text/config_sizes.h"
 
 namespace flotilla::text {
@@ -50,10 +52,6 @@ at::Tensor normalize_by_range(const at::Tensor& x, const at::Tensor& mask) {
   return kRangeScale * (x - mean) / (high - low + kEps);
 }
 
-at::Tensor normalize_by_rms(const at::Tensor& x) {
-  return x * at::rsqrt(x.square().mean(-1, /*keepdim=*/true) + kEps);
-}
-
 // linear(scale * x); the scale rides on the matrix product, so no scaled copy of x is made.
 at::Tensor scaled_linear(const loader::Linear& linear, const at::Tensor& x, double scale) {
   const at::Tensor rows =
@@ -95,25 +93,39 @@ FeatureExtractorWeights bind_feature_extractor(const FeatureExtractorConfig& con
   return weights;
 }
 
+void FeatureExtractorWeights::prepare(const FeatureExtractorConfig& config) {
+  constexpr int64_t kRowsAtOnce = 64;  // what is held twice meanwhile
+  const auto lay_out = [&](at::Tensor weight) {
+    for (int64_t row = 0; row < weight.size(0); row += kRowsAtOnce) {
+      const int64_t count = std::min(kRowsAtOnce, weight.size(0) - row);
+      const at::Tensor part = weight.narrow(0, row, count);  // [rows, D * L]
+      part.copy_(part.view({count, config.hidden_size, config.num_states})
+                     .transpose(1, 2)
+                     .reshape({count, -1}));
+    }
+  };
+  lay_out(video.weight);
+  if (!audio.weight.is_same(video.weight)) lay_out(audio.weight);
+}
+
 FeatureRows::FeatureRows(const FeatureExtractorConfig& config, at::Tensor mask,
                          const at::TensorOptions& options)
     : config_(config),
       mask_(std::move(mask)),
       mask_on_device_(mask_.to(options.device()).unsqueeze(-1)),
-      rows_(at::empty({mask_.size(0), mask_.size(1), config.hidden_size, config.num_states},
+      rows_(at::empty({mask_.size(0), mask_.size(1), config.num_states, config.hidden_size},
                       options)) {}
 
 void FeatureRows::add(int64_t index, const at::Tensor& state) {
-  const at::Tensor wide = state.to(at::kFloat);
-  rows_.select(-1, index).copy_(config_.version == FeatureVersion::v1
-                                    ? normalize_by_range(wide, mask_on_device_)
-                                    : normalize_by_rms(wide));
+  rows_.select(2, index).copy_(config_.version == FeatureVersion::v1
+                                   ? normalize_by_range(state.to(at::kFloat), mask_on_device_)
+                                   : ops::rms_norm(state, kEps));
   ++num_added_;
 }
 
 TextFeatures FeatureRows::project(const FeatureExtractorWeights& weights) const {
   FLOTILLA_ASSERT(num_added_ == config_.num_states);
-  const at::Tensor flat = rows_.flatten(-2);  // [B, T, D * L]
+  const at::Tensor flat = rows_.flatten(-2);  // [B, T, L * D]
   TextFeatures features;
   features.mask = mask_;
   if (config_.version == FeatureVersion::v1) {

@@ -1,5 +1,5 @@
-// Text features: the hidden states of all Gemma layers, normalised, laid side by side (hidden index
-// slow, layer index fast: d * L + l) and projected to the width of the connectors. V1 (LTX-2.0)
+// Text features: the hidden states of all Gemma layers, normalised, laid side by side and projected
+// to the width of the connectors. V1 (LTX-2.0)
 // scales each layer by its range over the prompt, V2 (LTX-2.3) each token of each layer by its RMS.
 // Next: connector.h.
 #pragma once
@@ -32,6 +32,10 @@ struct FeatureExtractorConfig {
 struct FeatureExtractorWeights {
   loader::Linear video;
   loader::Linear audio;  // V1: the same tensors as `video`
+
+  // Puts the columns of each state side by side, in place: files have hidden index slow, state
+  // fast; so rows can be filled state by state without gaps. Once, after the weights are loaded.
+  void prepare(const FeatureExtractorConfig& config);
 };
 
 // `projection`: a binder below "text_embedding_projection.".
@@ -61,7 +65,7 @@ class FeatureRows {
   FeatureExtractorConfig config_;
   at::Tensor mask_;            // bool [B, T] on the CPU
   at::Tensor mask_on_device_;  // [B, T, 1]
-  at::Tensor rows_;            // [B, T, D, num_states]
+  at::Tensor rows_;            // [B, T, num_states, D]
   int64_t num_added_ = 0;
 };
 

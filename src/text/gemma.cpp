@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "ops/gemma_layer.h"
 #include "text/gemma_folder.h"
 
 namespace flotilla::text {
@@ -122,20 +123,32 @@ at::Tensor gemma_embed(const GemmaWeights& weights, const at::Tensor& ids) {
   return rows * at::full({}, scale, table.options());
 }
 
+GemmaHidden begin_gemma_layers(const GemmaConfig& config, const GemmaWeights& weights,
+                               int64_t first, const at::Tensor& state) {
+  const GemmaLayerWeights& layer = weights.layers.at(static_cast<size_t>(first));
+  return {state, ops::gemma_rms_norm(state, layer.input_norm, config.rms_norm_eps)};
+}
+
+const at::Tensor& norm_behind(const GemmaWeights& weights, int64_t layer) {
+  const auto next = static_cast<size_t>(layer) + 1;
+  return next < weights.layers.size() ? weights.layers[next].input_norm : weights.norm;
+}
+
 at::Tensor gemma_layers(const GemmaConfig& config, const GemmaWeights& weights,
-                        const GemmaTokens& tokens, const LayerRange& range, at::Tensor hidden,
+                        const GemmaTokens& tokens, const LayerRange& range, at::Tensor state,
                         const StateVisitor& visit) {
-  const Views views(config, tokens, hidden.options());
+  if (range.size() == 0) return state;
+  const Views views(config, tokens, state.options());
+  GemmaHidden hidden = begin_gemma_layers(config, weights, range.begin, state);
   for (int64_t i = range.begin; i < range.end; ++i) {
     const auto layer = static_cast<size_t>(i);
     FLOTILLA_ASSERT(weights.layers.at(layer).q_proj.defined());
-    hidden = gemma_layer(config, weights.layers[layer], hidden, views.of(config.layers.at(layer)));
-    if (i + 1 == config.num_layers()) {
-      hidden = gemma_rms_norm(hidden, weights.norm, config.rms_norm_eps);
-    }
-    visit(i + 1, hidden);
+    hidden = gemma_layer(config, weights.layers[layer], hidden, norm_behind(weights, i),
+                         views.of(config.layers.at(layer)));
+    if (i + 1 == config.num_layers()) hidden.state = hidden.normed;
+    visit(i + 1, hidden.state);
   }
-  return hidden;
+  return hidden.state;
 }
 
 GemmaStates gemma_forward(const GemmaConfig& config, const GemmaWeights& weights,

@@ -54,14 +54,20 @@ GemmaTokens trim_padding(const at::Tensor& ids, const at::Tensor& mask);
 // int64 [B, T] on any device -> [B, T, D]: state 0, scaled.
 at::Tensor gemma_embed(const GemmaWeights& weights, const at::Tensor& ids);
 
+// What the layers from `first` on begin with, of the state before them.
+GemmaHidden begin_gemma_layers(const GemmaConfig& config, const GemmaWeights& weights,
+                               int64_t first, const at::Tensor& state);
+// The norm that reads the state behind `layer`: the next layer's, or the last one; undefined where
+// the next layer is not held.
+const at::Tensor& norm_behind(const GemmaWeights& weights, int64_t layer);
+
 // Gets the states in order: layer i gives state i + 1, the last layer's after the final norm.
 // Padding rows hold values that mean nothing.
 using StateVisitor = std::function<void(int64_t index, const at::Tensor& state)>;
 
-// Runs the layers of `range` on `hidden`, the state before them [B, T, D]; gives the state after
-// them.
+// Runs the layers of `range` on `state`, the one before them [B, T, D]; gives the one after them.
 at::Tensor gemma_layers(const GemmaConfig& config, const GemmaWeights& weights,
-                        const GemmaTokens& tokens, const LayerRange& range, at::Tensor hidden,
+                        const GemmaTokens& tokens, const LayerRange& range, at::Tensor state,
                         const StateVisitor& visit);
 
 struct GemmaStates {
@@ -92,6 +98,7 @@ class Gemma {
 
   const GemmaConfig& config() const { return config_; }
   const GemmaWeights& weights() const { return weights_; }
+  const loader::Checkpoint& checkpoint() const { return arena_->checkpoint(); }
   int64_t weight_bytes() const { return arena_->bytes(); }
   // Bytes read so far through the folder's checkpoint.
   int64_t bytes_read() const { return arena_->checkpoint().bytes_read(); }

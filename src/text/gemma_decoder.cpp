@@ -33,18 +33,19 @@ at::Tensor GemmaDecoder::next(const std::vector<int64_t>& ids) {
   const GemmaConfig& config = gemma_.config();
   const GemmaWeights& weights = gemma_.weights();
   const auto count = static_cast<int64_t>(ids.size());
-  at::Tensor hidden = gemma_.embed(at::tensor(ids, at::kLong).unsqueeze(0));  // [1, n, D]
-  const GemmaView full = make_view(config, AttentionSpan::full, length_, count, hidden.options());
-  const GemmaView sliding =
-      make_view(config, AttentionSpan::sliding, length_, count, hidden.options());
+  const at::Tensor embedded = gemma_.embed(at::tensor(ids, at::kLong).unsqueeze(0));  // [1, n, D]
+  GemmaHidden hidden = begin_gemma_layers(config, weights, 0, embedded);
+  const auto options = embedded.options();
+  const GemmaView full = make_view(config, AttentionSpan::full, length_, count, options);
+  const GemmaView sliding = make_view(config, AttentionSpan::sliding, length_, count, options);
   for (size_t i = 0; i < config.layers.size(); ++i) {
     const GemmaView& view = config.layers[i] == AttentionSpan::full ? full : sliding;
-    hidden = gemma_layer(config, weights.layers[i], hidden, view, &caches_[i]);
+    hidden = gemma_layer(config, weights.layers[i], hidden,
+                         norm_behind(weights, static_cast<int64_t>(i)), view, &caches_[i]);
   }
   length_ += count;
-  const at::Tensor last =
-      gemma_rms_norm(hidden.select(1, count - 1), weights.norm, config.rms_norm_eps);  // [1, D]
-  return at::linear(last, weights.embed_tokens)[0].to(at::kCPU, at::kFloat);           // [vocab]
+  const at::Tensor last = hidden.normed.select(1, count - 1);                 // [1, D]
+  return at::linear(last, weights.embed_tokens)[0].to(at::kCPU, at::kFloat);  // [vocab]
 }
 
 std::vector<int64_t> generate(const Gemma& gemma, const GenerationRequest& request,

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "base/error.h"
+#include "ops/gemma_layer.h"
 
 namespace flotilla::text {
 namespace {
@@ -16,23 +17,15 @@ at::Tensor split_heads(const at::Tensor& x, int64_t heads) {
   return x.unflatten(-1, {heads, -1}).transpose(1, 2);
 }
 
-// Pairs are (i, i + head_dim / 2). x: [B, heads, T, head_dim].
-at::Tensor rotate(const at::Tensor& x, const GemmaRotation& rotation) {
-  const auto halves = x.chunk(2, -1);
-  const at::Tensor turned = at::cat({-halves[1], halves[0]}, -1);
-  return x * rotation.cos + turned * rotation.sin;
-}
-
 at::Tensor self_attention(const GemmaConfig& config, const GemmaLayerWeights& weights,
                           const at::Tensor& x, const GemmaView& view, KeyValueCache* cache) {
-  const double eps = config.rms_norm_eps;
-  const auto turned = [&](const at::Tensor& heads, const at::Tensor& norm) {
-    return rotate(gemma_rms_norm(heads, norm, eps), view.rotation);
+  const auto turned = [&](const at::Tensor& heads, int64_t count, const at::Tensor& norm) {
+    return ops::gemma_norm_rotate(heads, count, norm, config.rms_norm_eps, view.rotation.cos,
+                                  view.rotation.sin);
   };
-  const at::Tensor q =
-      turned(split_heads(at::linear(x, weights.q_proj), config.num_heads), weights.q_norm);
+  const at::Tensor q = turned(at::linear(x, weights.q_proj), config.num_heads, weights.q_norm);
   KeyValueCache::Seen seen = {
-      turned(split_heads(at::linear(x, weights.k_proj), config.num_kv_heads), weights.k_norm),
+      turned(at::linear(x, weights.k_proj), config.num_kv_heads, weights.k_norm),
       split_heads(at::linear(x, weights.v_proj), config.num_kv_heads)};
   if (cache != nullptr) seen = cache->append(seen.keys, seen.values);
   const auto mask = view.mask.defined() ? std::optional(view.mask) : std::nullopt;
@@ -45,8 +38,8 @@ at::Tensor self_attention(const GemmaConfig& config, const GemmaLayerWeights& we
 }
 
 at::Tensor feed_forward(const GemmaLayerWeights& weights, const at::Tensor& x) {
-  const at::Tensor gate = at::gelu(at::linear(x, weights.gate_proj), "tanh");
-  return at::linear(gate * at::linear(x, weights.up_proj), weights.down_proj);
+  const at::Tensor gate = at::linear(x, weights.gate_proj);
+  return at::linear(ops::gelu_product(gate, at::linear(x, weights.up_proj)), weights.down_proj);
 }
 
 }  // namespace
@@ -101,22 +94,17 @@ KeyValueCache::Seen KeyValueCache::append(const at::Tensor& keys, const at::Tens
   return {keys_.narrow(2, length_ - shown, shown), values_.narrow(2, length_ - shown, shown)};
 }
 
-at::Tensor gemma_layer(const GemmaConfig& config, const GemmaLayerWeights& weights,
-                       const at::Tensor& hidden, const GemmaView& view, KeyValueCache* cache) {
+GemmaHidden gemma_layer(const GemmaConfig& config, const GemmaLayerWeights& weights,
+                        const GemmaHidden& hidden, const at::Tensor& next_norm,
+                        const GemmaView& view, KeyValueCache* cache) {
   const double eps = config.rms_norm_eps;
-  at::Tensor update =
-      self_attention(config, weights, gemma_rms_norm(hidden, weights.input_norm, eps), view, cache);
-  const at::Tensor middle = hidden + gemma_rms_norm(update, weights.post_attention_norm, eps);
-  update = feed_forward(weights, gemma_rms_norm(middle, weights.pre_feed_forward_norm, eps));
-  return middle + gemma_rms_norm(update, weights.post_feed_forward_norm, eps);
-}
-
-at::Tensor gemma_rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
-  // The product with (1 + weight) comes before rounding to the model's dtype, unlike in other
-  // models.
-  const at::Tensor wide = x.to(at::kFloat);
-  const at::Tensor scale = at::rsqrt(wide.square().mean(-1, /*keepdim=*/true) + eps);
-  return (wide * scale * (1.0 + weight.to(at::kFloat))).to(x.scalar_type());
+  at::Tensor update = self_attention(config, weights, hidden.normed, view, cache);
+  const auto middle = ops::gemma_add_norm(hidden.state, update, weights.post_attention_norm, eps,
+                                          weights.pre_feed_forward_norm);
+  update = feed_forward(weights, middle.normed);
+  const auto end =
+      ops::gemma_add_norm(middle.sum, update, weights.post_feed_forward_norm, eps, next_norm);
+  return {end.sum, end.normed};
 }
 
 }  // namespace flotilla::text

@@ -58,12 +58,16 @@ class KeyValueCache {
   int64_t length_ = 0;
 };
 
-// hidden: [B, T, D] -> [B, T, D]. With a cache the tokens follow those that it holds.
-at::Tensor gemma_layer(const GemmaConfig& config, const GemmaLayerWeights& weights,
-                       const at::Tensor& hidden, const GemmaView& view,
-                       KeyValueCache* cache = nullptr);
+// The state between two layers, and the same normed for the layer behind.
+struct GemmaHidden {
+  at::Tensor state;   // [B, T, D]
+  at::Tensor normed;  // [B, T, D]
+};
 
-// x / rms(x) * (1 + weight) over the last dimension, computed in float32.
-at::Tensor gemma_rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
+// One layer; with a cache the tokens follow those that it holds. `next_norm` [D]: of the layer
+// behind, or the model's last norm; undefined: `normed` comes back undefined.
+GemmaHidden gemma_layer(const GemmaConfig& config, const GemmaLayerWeights& weights,
+                        const GemmaHidden& hidden, const at::Tensor& next_norm,
+                        const GemmaView& view, KeyValueCache* cache = nullptr);
 
 }  // namespace flotilla::text
