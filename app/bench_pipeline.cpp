@@ -2,8 +2,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <map>
+#include <memory>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "app/command.h"
 #include "app/launcher.h"
@@ -11,6 +12,7 @@
 #include "base/error.h"
 #include "base/temp_file.h"
 #include "gpu/device.h"
+#include "io/clock.h"
 #include "io/file_bytes.h"
 #include "pipeline/run_job.h"
 #include "version.h"
@@ -21,7 +23,9 @@ namespace {
 constexpr Usage kUsage = {"bench pipeline", "flotilla bench pipeline --job JOB.yaml [options]",
                           "Runs the job several times, drops the frames, and prints the seconds of "
                           "each phase, weights loaded anew in\n"
-                          "each run. Encoding into a file is not part of it.",
+                          "each run, or kept from run to run with --warm. Encoding into a file is "
+                          "not part of it. \"to first step\": from\n"
+                          "the start of preparing to the first denoise step.",
                           "\"pipeline\""};
 
 struct Row {
@@ -40,16 +44,47 @@ struct Measured {
   int64_t peak_host_bytes = 0;
 };
 
-Measured measure(const pipeline::PreparedJob& prepared, int warmup, int repeat) {
+// One run, and how long it took from the start of preparing to the first denoise step.
+struct Run {
+  pipeline::Phases phases;
+  double prepare_s = 0;
+  double to_first_step_s = 0;
+};
+
+double to_first_step_s(const pipeline::Phases& phases, double begin_s) {
+  for (const auto& span : phases.spans()) {
+    if (span.phase != "stage_1") continue;
+    double steps_s = 0;
+    for (const double step_s : phases.steps().at("stage_1")) steps_s += step_s;
+    return phases.start_time_s() - begin_s + span.end_s - steps_s;
+  }
+  return 0;
+}
+
+Run run_once(const config::LoadedJob& loaded, std::shared_ptr<pipeline::Residents> residents) {
+  const double begin_s = io::wall_clock_s();
+  const auto prepared = pipeline::prepare_job(loaded, host(), pipeline::Outputs::ignored, {}, {},
+                                              std::move(residents));
+  const double prepare_s = io::wall_clock_s() - begin_s;
+  Run run{pipeline::run_without_outputs(prepared), prepare_s};
+  run.to_first_step_s = to_first_step_s(run.phases, begin_s);
+  return run;
+}
+
+// `residents`: kept from run to run; null: every run is a cold one.
+Measured measure(const config::LoadedJob& loaded,
+                 const std::shared_ptr<pipeline::Residents>& residents, int warmup, int repeat) {
   Measured measured;
   auto& rows = measured.rows;
   for (int i = -warmup; i < repeat; ++i) {
-    const pipeline::Phases phases = pipeline::run_without_outputs(prepared);
+    const Run run = run_once(loaded, residents);
     measured.peak_host_bytes =
-        std::max(measured.peak_host_bytes, phases.peak_memory().host_bytes.value_or(0));
+        std::max(measured.peak_host_bytes, run.phases.peak_memory().host_bytes.value_or(0));
     if (i < 0) continue;
-    auto all = phases.seconds();
-    all.emplace_back("total", phases.total_s());
+    std::vector<std::pair<std::string, double>> all = {{"prepare", run.prepare_s}};
+    all.insert(all.end(), run.phases.seconds().begin(), run.phases.seconds().end());
+    all.emplace_back("to first step", run.to_first_step_s);
+    all.emplace_back("total", run.prepare_s + run.phases.total_s());
     rows.resize(all.size());
     for (size_t p = 0; p < all.size(); ++p) {
       rows[p].phase = all[p].first;
@@ -59,12 +94,13 @@ Measured measure(const pipeline::PreparedJob& prepared, int warmup, int repeat) 
   return measured;
 }
 
-void print_table(const pipeline::PreparedJob& prepared, const Measured& measured, int warmup,
-                 int repeat) {
+void print_table(const pipeline::PreparedJob& prepared, const Measured& measured, bool warm,
+                 int warmup, int repeat) {
   const auto& rows = measured.rows;
   const auto& plan = prepared.plan;
-  fmt::print("# flotilla bench pipeline {} ({})  torch {}  {}  ranks 1  warmup {}  iters {}\n",
-             kVersion, kCommit, kTorchVersion, gpu::device_name(plan.device), warmup, repeat);
+  fmt::print("# flotilla bench pipeline {} ({})  torch {}  {}  ranks 1  {}warmup {}  iters {}\n",
+             kVersion, kCommit, kTorchVersion, gpu::device_name(plan.device), warm ? "warm  " : "",
+             warmup, repeat);
   fmt::print("# {} x {}, {} frames, {}\n", plan.format.width, plan.format.height,
              plan.format.num_frames, config::to_string(prepared.job.precision));
   fmt::print("# {:<16} {:>10} {:>10} {:>10} {:>8}\n# {:<16} {:>10} {:>10} {:>10} {:>8}\n", "phase",
@@ -99,6 +135,7 @@ int bench_pipeline(const Arguments& arguments) {
                         "the job to measure")("warmup", po::value<int>()->default_value(1),
                                               "runs that are not counted")(
       "iters", po::value<int>()->default_value(3), "runs that are")(
+      "warm", po::bool_switch(), "keep models and encoded prompts between the runs")(
       "json", po::value<std::string>()->value_name("FILE"), "write the times of every run there");
   const auto values = parse(kUsage, std::move(options), arguments);
   if (!values) return 0;
@@ -108,12 +145,16 @@ int bench_pipeline(const Arguments& arguments) {
   const int iters = (*values)["iters"].as<int>();
   if (warmup < 0 || iters < 1)
     fail(ErrorKind::usage, "--warmup must be 0 or more, --iters 1 or more");
+  const bool warm = (*values)["warm"].as<bool>();
+  if (warm && warmup == 0) fail(ErrorKind::usage, "--warm needs --warmup 1 or more");
   const std::string json = values->count("json") != 0 ? (*values)["json"].as<std::string>() : "";
   if (!json.empty()) check_output_place(json, /*overwrite=*/true);
   const auto loaded = config::load_job((*values)["job"].as<std::string>(), job_overrides(*values));
-  const auto prepared = pipeline::prepare_job(loaded, host(), pipeline::Outputs::ignored);
-  const auto measured = measure(prepared, warmup, iters);
-  print_table(prepared, measured, warmup, iters);
+  const auto residents = warm ? std::make_shared<pipeline::Residents>() : nullptr;
+  const auto measured = measure(loaded, residents, warmup, iters);
+  const auto prepared =
+      pipeline::prepare_job(loaded, host(), pipeline::Outputs::ignored, {}, {}, residents);
+  print_table(prepared, measured, warm, warmup, iters);
   if (!json.empty()) write_json(json, measured);
   return 0;
 }

@@ -70,7 +70,10 @@ const std::vector<MemoryPart>& parts_of(const PhaseMemory& phase, bool on_gpu) {
 Residents::Residents(Span span) : span_(span), process_bytes_(io::held_host_bytes()) {}
 
 void Residents::begin(const config::Job& job, const ModelFiles& files, const Plan& plan) {
-  if (span_ == Span::job) return;
+  if (span_ == Span::job) {
+    prompts_ = text::PromptCache();
+    return;
+  }
   on_gpu_ = plan.device.is_cuda();
   forecast_ = make_forecast(job, files, plan,
                             {.process_bytes = process_bytes_,
