@@ -82,6 +82,17 @@ int run_loaded(config::LoadedJob loaded, const pipeline::Ranks& ranks,
   return 0;
 }
 
+// A test may ask for a rank that does not come: a fault in a phase "start".
+comm::RankOptions rank_options() {
+  comm::RankOptions options{.environment = host().variable};
+  const auto fault = test_fault();
+  if (!fault) return options;
+  options.start_limit_s = fault->patience_s.value_or(options.start_limit_s);
+  if (fault->phase == "start")
+    pipeline::FaultHook(fault, launched_ranks().rank).reached("start", 0);
+  return options;
+}
+
 int run_job_file(const po::variables_map& values, const Arguments& arguments,
                  const std::optional<ControlRequest>& control, JobListener& listener) {
   auto loaded = load(values);
@@ -97,7 +108,7 @@ int run_job_file(const po::variables_map& values, const Arguments& arguments,
   const pipeline::StopSources stop{.signal = held_signal, .allocation_end = allocation_end()};
   if (can_stop) hold_first_signal();
   if (launched_ranks().world_size == 1) return run_loaded(std::move(loaded), {}, stop, listener);
-  return comm::run_on_ranks({.environment = host().variable}, [&](comm::RankContext& context) {
+  return comm::run_on_ranks(rank_options(), [&](comm::RankContext& context) {
     return listener.watch(
         [&] { return run_loaded(std::move(loaded), {&context}, stop, listener); });
   });

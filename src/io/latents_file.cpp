@@ -9,6 +9,7 @@
 #include <ctime>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "io/hdf5_file.h"
 
 namespace flotilla::io {
@@ -139,6 +140,10 @@ LatentsFile read_latents(const std::filesystem::path& path, const std::vector<st
   LatentsFile file;
   file.flotilla_version = require(path, "flotilla_version", in.read_text("", "flotilla_version"));
   file.job_yaml = require(path, "job_yaml", in.read_text("", "job_yaml"));
+  // Attributes have no checksum.
+  if (!is_valid_utf8(file.job_yaml))
+    fail(ErrorKind::input,
+         fmt::format("\"{}\": its attribute \"job_yaml\" is damaged", path.string()));
   file.original_prompt = in.read_text("", "original_prompt");
   file.checkpoint_digest =
       require(path, "checkpoint_digest", in.read_text("", "checkpoint_digest"));

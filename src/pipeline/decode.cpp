@@ -109,6 +109,7 @@ void decode_tiles(const Session& session, const at::Tensor& video_latent, io::Fr
   tiles.decode(
       decoder.get(), video_latent.to(plan.device, plan.dtype),
       [&](const at::Tensor& frames) {
+        session.phases.end_step();  // the files' disk may be slow
         const at::Tensor bytes = vae::to_uint8(frames);
         colours.look(bytes);
         sink->push(io::make_frame_batch(

@@ -76,9 +76,22 @@ Json read_metrics(const std::filesystem::path& path) {
   return metrics;
 }
 
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
+// Of a run; 0 for a phase that it did not have.
+double phase_seconds(const Json& metrics, const std::string& phase) {
+  const auto& phases = metrics.at("phases");
+  const auto found = phases.find(phase + "_s");
+  return found != phases.end() && found->is_number() ? found->get<double>() : 0.0;
+}
+
+// The longest piece of work of the gap that ends with `phase`.
+double gap_seconds(const Json& metrics, const Plan& plan, const std::string& phase) {
+  if (metrics.at("steps").contains(phase)) {
+    const auto steps = metrics["steps"][phase].get<std::vector<double>>();
+    return steps.empty() ? 0.0 : *std::max_element(steps.begin(), steps.end());
+  }
+  if (phase == "text") return phase_seconds(metrics, "load_text") + phase_seconds(metrics, phase);
+  if (phase != "decode_video") return phase_seconds(metrics, phase);
+  return phase_seconds(metrics, phase) / static_cast<double>(plan.decode.num_tiles());
 }
 
 // Times of a run on as many ranks, with as many tokens and tiles.
@@ -99,15 +112,8 @@ std::vector<std::optional<double>> measured_gaps(const Plan& plan, const Forecas
            fmt::format("\"{}\" measured a job of other sizes, or on another number of ranks",
                        path.string()));
     }
-    for (size_t i = 0; i < seconds.size(); ++i) {
-      const std::string& phase = forecast.gaps[i].phase;
-      if (metrics.at("steps").contains(phase)) {
-        seconds[i] = median(metrics["steps"][phase].get<std::vector<double>>());
-      } else {
-        seconds[i] = metrics.at("phases").at(phase + "_s").get<double>() /
-                     static_cast<double>(plan.decode.num_tiles());
-      }
-    }
+    for (size_t i = 0; i < seconds.size(); ++i)
+      seconds[i] = gap_seconds(metrics, plan, forecast.gaps[i].phase);
   } catch (const Json::exception&) {
     fail(ErrorKind::input, fmt::format("\"{}\" is no metrics file of a run", path.string()));
   }
@@ -116,6 +122,38 @@ std::vector<std::optional<double>> measured_gaps(const Plan& plan, const Forecas
 
 std::string human(int64_t bytes) {
   return bytes == 0 ? "-" : human_bytes(static_cast<double>(bytes));
+}
+
+// Of the gaps with times; nothing when none has one.
+std::optional<size_t> longest_gap(const DryRun& run) {
+  std::optional<size_t> longest;
+  for (size_t i = 0; i < run.gap_seconds.size(); ++i) {
+    if (run.gap_seconds[i] && (!longest || *run.gap_seconds[i] > *run.gap_seconds[*longest]))
+      longest = i;
+  }
+  return longest;
+}
+
+// Where a run can stop, so that somebody can choose how early to warn it.
+void describe_gaps(const DryRun& run, std::vector<std::string>& lines) {
+  for (size_t i = 0; i < run.forecast.gaps.size(); ++i) {
+    const auto& gap = run.forecast.gaps[i];
+    const auto& seconds = run.gap_seconds[i];
+    lines.push_back(
+        fmt::format("can stop after {}: {}{}", gap.phase, gap.work,
+                    seconds ? fmt::format(", about {}", human_duration(*seconds)) : ""));
+  }
+  const auto longest = longest_gap(run);
+  if (!longest) {
+    lines.emplace_back(
+        "longest gap    in seconds: with --measured METRICS.json, of a run of the same "
+        "sizes and ranks");
+    return;
+  }
+  lines.push_back(fmt::format(
+      "longest gap    {}, about {}: warn a run earlier than that, by the time of a checkpoint too "
+      "(Slurm: --signal=USR1@SECONDS)",
+      run.forecast.gaps[*longest].phase, human_duration(*run.gap_seconds[*longest])));
 }
 
 void describe_memory(const Forecast& forecast, std::vector<std::string>& lines) {
@@ -229,13 +267,7 @@ std::vector<std::string> describe(const DryRun& run) {
                   "the transformer's weights",
                   human(plan.weight_bytes)));
   describe_exchange(run.forecast, lines);
-  for (size_t i = 0; i < run.forecast.gaps.size(); ++i) {
-    const auto& gap = run.forecast.gaps[i];
-    const auto& seconds = run.gap_seconds[i];
-    lines.push_back(
-        fmt::format("can stop after {}: {}{}", gap.phase, gap.work,
-                    seconds ? fmt::format(", about {}", human_duration(*seconds)) : ""));
-  }
+  describe_gaps(run, lines);
   for (auto& line : describe_outputs(job, plan)) lines.push_back(std::move(line));
   return lines;
 }
@@ -286,6 +318,8 @@ Json to_json(const DryRun& run) {
                                    {"work", run.forecast.gaps[i].work},
                                    {"seconds", seconds ? Json(*seconds) : Json()}});
   }
+  const auto longest = longest_gap(run);
+  json["longest_gap"] = longest ? json["safe_points"][*longest] : Json();
   json["outputs"] = Json::array();
   for (const auto& file : config::output_files(job))
     json["outputs"].push_back({{"key", file.key}, {"path", file.path.string()}});

@@ -6,13 +6,16 @@
 #include <unistd.h>
 
 #include <charconv>
+#include <chrono>
 #include <csignal>
 #include <limits>
 #include <new>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "base/text.h"
 
 namespace flotilla::pipeline {
@@ -24,6 +27,7 @@ constexpr std::pair<std::string_view, Action> kActions[] = {
     {"throw", Action::throw_error}, {"oom", Action::oom},       {"kill", Action::kill},
     {"crash", Action::crash},       {"exit", Action::exit},     {"stop", Action::stop},
     {"hang", Action::hang},         {"nan", Action::nan_video}, {"nan_audio", Action::nan_audio},
+    {"pause", Action::pause},
 };
 
 [[noreturn]] void refuse(std::string_view text, const std::string& why) {
@@ -68,6 +72,10 @@ void go_wrong(Action action, const std::string& place) {
       break;
     case Action::hang:
       for (;;) ::pause();
+    case Action::pause:
+      log::warn("test", "pauses at {}", place);
+      std::this_thread::sleep_for(std::chrono::milliseconds(500));
+      break;
     case Action::nan_video:
     case Action::nan_audio:
       break;
@@ -95,11 +103,14 @@ Fault parse_fault(std::string_view text) {
       fault.step = number_of(text, key, value);
     } else if (key == "phase") {
       fault.phase = value;
+    } else if (key == "patience") {
+      fault.patience_s = number_of(text, key, value);
     } else if (key == "do") {
       fault.action = action_of(text, value);
       has_action = true;
     } else {
-      refuse(text, fmt::format("\"{}\" is none of rank=, phase=, step=, do=", excerpt(item)));
+      refuse(text,
+             fmt::format("\"{}\" is none of rank=, phase=, step=, do=, patience=", excerpt(item)));
     }
   }
   if (fault.phase.empty() || !has_action) refuse(text, "phase= and do= are needed");

@@ -20,6 +20,7 @@ struct Fault {
     exit,         // _exit(0), without a word to MPI
     stop,         // SIGSTOP
     hang,         // the compute thread alone
+    pause,        // for half a second, with a line in the log: time to send signals
     nan_video,    // in what the model says of the video
     nan_audio,
   };
@@ -27,10 +28,12 @@ struct Fault {
   std::string phase;  // as the table of times calls it
   int64_t step = 0;   // 0: when the phase begins; from 1: before that step or tile of it
   Action action = Action::throw_error;
+  // How long the watchers of a start and of a step wait for it, in the place of minutes.
+  std::optional<double> patience_s;
 };
 
-// "rank=1,phase=stage_1,step=2,do=kill"; rank and step may be left out.
-// Errors (ErrorKind::usage): anything else.
+// "rank=1,phase=stage_1,step=2,do=kill"; rank and step may be left out, "patience=3" (seconds)
+// added. Errors (ErrorKind::usage): anything else.
 Fault parse_fault(std::string_view text);
 
 class FaultHook {

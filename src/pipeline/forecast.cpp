@@ -145,7 +145,12 @@ constexpr Row kRows[] = {
 };
 
 std::vector<SafeGap> safe_gaps(const Plan& plan) {
-  std::vector<SafeGap> gaps;
+  std::vector<SafeGap> gaps = {
+      {"text", "the text encoder is loaded and reads the prompts"},
+      {"load_transformer", fmt::format("{} of weights are loaded",
+                                       human_bytes(static_cast<double>(plan.weight_bytes)))},
+      {"upsample", "the whole latent"},
+  };
   for (const StagePlan* stage : {&plan.stage_1, &plan.stage_2}) {
     const size_t passes = stage->guidance.passes.size();
     gaps.push_back({stage->name, fmt::format("a step of {} video and {} audio tokens, {} pass{}",

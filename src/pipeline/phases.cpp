@@ -58,15 +58,29 @@ std::string_view memory_advice(std::string_view phase) {
 void Phases::enter(const std::string& name) {
   if (events_ != nullptr && current_ != name)
     events_->emit({{"event", "phase"}, {"phase", name}, {"at_s", elapsed_s()}});
+  end_step();
   current_ = name;
   if (ranks_.context != nullptr) ranks_.context->note_phase(name);
   fault_.reached(name, 0);
 }
 
 void Phases::at_step(int64_t step, int64_t steps, std::string_view unit) {
-  if (ranks_.context != nullptr)
-    ranks_.context->note_phase(fmt::format("{}, {} {} of {}", current_, unit, step, steps));
+  end_step();
+  const std::string place = fmt::format("{}, {} {} of {}", current_, unit, step, steps);
+  if (ranks_.context != nullptr) ranks_.context->note_phase(place);
+  step_start_ = Clock::now();
+  const auto slowest = slowest_steps_.find(current_);
+  if (slowest != slowest_steps_.end()) watch_->begin(place, slowest->second);
   fault_.reached(current_, step);
+}
+
+void Phases::end_step() {
+  if (!step_start_) return;
+  watch_->end();
+  const std::chrono::duration<double> took =
+      Clock::now() - *std::exchange(step_start_, std::nullopt);
+  double& slowest = slowest_steps_[current_];
+  slowest = std::max(slowest, took.count());
 }
 
 void Phases::tell_step(std::string_view stage, int64_t step, int64_t steps, double eta_s,

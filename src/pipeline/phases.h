@@ -7,6 +7,7 @@
 #include <chrono>
 #include <filesystem>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -17,6 +18,7 @@
 #include "io/events.h"
 #include "pipeline/fault.h"
 #include "pipeline/ranks.h"
+#include "pipeline/step_watch.h"
 
 namespace flotilla::pipeline {
 
@@ -40,7 +42,12 @@ class Phases {
   // `ranks` are told where this one is; `fault` is of tests.
   explicit Phases(at::Device device, const Ranks& ranks = {},
                   const std::optional<Fault>& fault = std::nullopt)
-      : device_(device), ranks_(ranks), fault_(fault, ranks.rank()) {}
+      : device_(device),
+        ranks_(ranks),
+        fault_(fault, ranks.rank()),
+        watch_(std::make_unique<StepWatch>(ranks, fault && fault->patience_s
+                                                      ? *fault->patience_s
+                                                      : StepWatch::kLeastPatienceSeconds)) {}
 
   // From now on the driver tells `events` of phases and steps; null: nobody.
   void tell(io::EventSink* events) { events_ = ranks_.is_driver() ? events : nullptr; }
@@ -53,8 +60,11 @@ class Phases {
   void add(const std::string& name, double seconds);
   // This rank works on `name` now; run() says so too.
   void enter(const std::string& name);
-  // In the phase that was entered: before `step`, from 1, of `steps`. `unit`: "step", "tile".
+  // In the phase that was entered: before `step`, from 1, of `steps`. `unit`: "step", "tile". From
+  // here to end_step() the rank's computation is watched, see step_watch.h.
   void at_step(int64_t step, int64_t steps, std::string_view unit = "step");
+  // The work of the step is done; what comes next, until the next step, may take its time.
+  void end_step();
   // `step` of `steps` is done; `eta_s`: seconds to the end of the stage. For events only.
   void tell_step(std::string_view stage, int64_t step, int64_t steps, double eta_s,
                  std::string_view unit = "step") const;
@@ -120,6 +130,9 @@ class Phases {
   at::Device device_;
   Ranks ranks_;
   FaultHook fault_;
+  std::unique_ptr<StepWatch> watch_;
+  std::optional<Clock::time_point> step_start_;  // inside a step
+  std::map<std::string, double> slowest_steps_;  // by phase, seconds
   io::EventSink* events_ = nullptr;
   Clock::time_point start_ = Clock::now();
   double start_time_s_ = io::wall_clock_s();

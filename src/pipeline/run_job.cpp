@@ -15,6 +15,7 @@
 #include "config/writer.h"
 #include "gpu/device.h"
 #include "io/ffmpeg.h"
+#include "io/image_reader.h"
 #include "pipeline/decode.h"
 #include "pipeline/distilled.h"
 #include "pipeline/job_events.h"
@@ -132,8 +133,14 @@ void check_image_ffmpeg(const Session& session) {
   }
 }
 
+// A picture that cannot be read is told before the first weight is, not when its turn comes.
+void check_images(const Session& session) {
+  check_image_ffmpeg(session);
+  for (const auto& image : session.job.images) io::read_image(image.path);
+}
+
 ClipLatents run_pipeline(const Session& session, uint64_t seed, RunState& state) {
-  session.ranks.agreed([&] { check_image_ffmpeg(session); });
+  session.ranks.agreed([&] { check_images(session); });
   switch (session.job.pipeline) {
     case config::Pipeline::distilled:
       return run_distilled(session, seed, state);

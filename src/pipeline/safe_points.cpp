@@ -18,7 +18,32 @@ SafePoints::SafePoints(const Ranks& ranks, const RunState& state, StopWatch& sto
       stop_(stop),
       settings_(std::move(settings)),
       is_written_(settings_.resumed),
-      num_written_(settings_.resumed ? state.results.size() : 0) {}
+      num_written_(settings_.resumed ? state.results.size() : 0),
+      written_step_(settings_.resumed && state.loop ? state.loop->step : 0) {}
+
+void SafePoints::check_finite(const std::optional<Error>& error) {
+  if (ranks_.context == nullptr) {
+    if (error) end_non_finite(error->what());
+    return;
+  }
+  std::string text;
+  try {
+    comm::agree(ranks_.context->world(), error);
+    return;
+  } catch (const comm::AgreedError& agreed) {
+    text = agreed.what();
+  }
+  end_non_finite(text);
+}
+
+void SafePoints::end_non_finite(const std::string& text) {
+  // A state between stages is there already, and that of a step perhaps.
+  if (state_.loop && state_.loop->step != written_step_) write();
+  std::string whole = fmt::format("{}; the state {} is in \"{}\"", text, place_of(state_),
+                                  settings_.checkpoint.path.string());
+  if (ranks_.context == nullptr) fail(ErrorKind::non_finite, std::move(whole));
+  throw comm::AgreedError(ErrorKind::non_finite, std::move(whole), ranks_.is_driver());
+}
 
 diffusion::SafePoint SafePoints::after_step(int64_t steps) {
   const int64_t step = state_.loop->step;
@@ -71,6 +96,7 @@ void SafePoints::write() {
   settings_.keep_previous = true;
   is_written_ = true;
   num_written_ = state_.results.size();
+  written_step_ = state_.loop ? state_.loop->step : 0;
 }
 
 }  // namespace flotilla::pipeline

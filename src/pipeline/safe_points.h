@@ -3,8 +3,10 @@
 // that is due.
 #pragma once
 
+#include <optional>
 #include <string>
 
+#include "base/error.h"
 #include "config/job.h"
 #include "diffusion/denoise_loop.h"
 #include "io/latents_file.h"
@@ -31,6 +33,10 @@ class SafePoints {
   SafePoints(const Ranks& ranks, const RunState& state, StopWatch& stop,
              SafePointSettings settings);
 
+  // After each step, before its result is in state.loop: whether it is finite on all ranks. The
+  // rank where it is not brings the `error`. When there is one, all throw it
+  // (ErrorKind::non_finite), and the state before the step is in the checkpoint.
+  void check_finite(const std::optional<Error>& error = std::nullopt);
   // After a step that is in state.loop. Writes where one is due. After `stop` the caller ends what
   // it has open and then calls end_run().
   diffusion::SafePoint after_step(int64_t steps);
@@ -44,15 +50,17 @@ class SafePoints {
 
  private:
   void write();
+  [[noreturn]] void end_non_finite(const std::string& text);
   std::string end_text(const std::string& reason) const;
 
   const Ranks& ranks_;
   const RunState& state_;
   StopWatch& stop_;
   SafePointSettings settings_;
-  bool is_written_;         // a file with a state of this job is there
-  size_t num_written_ = 0;  // results in it
-  std::string reason_;      // of an agreed stop
+  bool is_written_;           // a file with a state of this job is there
+  size_t num_written_ = 0;    // results in it
+  int64_t written_step_ = 0;  // of the stage's loop; 0: it was written between stages
+  std::string reason_;        // of an agreed stop
 };
 
 }  // namespace flotilla::pipeline

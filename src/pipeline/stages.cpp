@@ -98,6 +98,22 @@ diffusion::DenoiseState first_state(const diffusion::DenoiseStage& stage,
   return diffusion::start_stage(stage, request.noise);
 }
 
+// Numbers that run away on this rank are told to the others, which come to the end of the step.
+diffusion::LoopEnd run_steps(const Session& session, const diffusion::DenoiseStage& stage,
+                             diffusion::DenoiseState& state,
+                             const diffusion::StepCallback& after_step) {
+  try {
+    return diffusion::run_denoise_loop(stage, state, after_step);
+  } catch (const comm::AgreedError&) {
+    throw;
+  } catch (const Error& error) {
+    session.phases.end_step();
+    if (error.kind() == ErrorKind::non_finite && session.safe_points != nullptr)
+      session.safe_points->check_finite(error);
+    throw;
+  }
+}
+
 }  // namespace
 
 std::string Session::key_of(const loader::Checkpoint& file) const {
@@ -197,6 +213,8 @@ StageLatents denoise(const Session& session, const DenoiseRequest& request, RunS
     session.phases.at_step(state.step + 1, stage.num_steps());
     auto step_start = Clock::now();
     const auto after_step = [&](diffusion::DenoiseState& now_at, int64_t step, int64_t steps) {
+      session.phases.end_step();
+      if (session.safe_points != nullptr) session.safe_points->check_finite();
       if (session.plan.device.is_cuda() && session.ranks.world_size() > 1)
         parallel::take_drivers_audio(now_at, session.ranks.context->transformer());
       const auto now = Clock::now();
@@ -213,7 +231,7 @@ StageLatents denoise(const Session& session, const DenoiseRequest& request, RunS
       step_start = Clock::now();
       return answer;
     };
-    const auto end = diffusion::run_denoise_loop(stage, state, after_step);
+    const auto end = run_steps(session, stage, state, after_step);
     runner.close(session.phases);
     if (end == diffusion::LoopEnd::stopped) session.safe_points->end_run();
     run.loop.reset();

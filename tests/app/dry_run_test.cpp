@@ -123,6 +123,7 @@ TEST_F(DryRunTest, LeavesNoOutputsAndReadsNoWeights) {
   const Outcome outcome = flotilla({"run", tiny_job(), "--dry-run"});
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_THAT(outcome.out, AllOf(HasSubstr("tokens"), HasSubstr("weights of the transformer"),
+                                 HasSubstr("longest gap    in seconds: with --measured"),
                                  HasSubstr("clip.y4m")));
   EXPECT_FALSE(fs::exists(dir_ / "clip.y4m"));
 }
@@ -156,7 +157,13 @@ TEST_F(DryRunTest, EstimatesByAMeasuredRunOfTheSameSizesOnly) {
                                      (dir_ / "metrics.json").string()});
   const Outcome outcome = flotilla(arguments);
   ASSERT_EQ(outcome.code, 0) << outcome.err;
-  for (const auto& gap : Json::parse(outcome.out)["safe_points"]) EXPECT_GT(gap["seconds"], 0.0);
+  const Json forecast = Json::parse(outcome.out);
+  double longest = 0;
+  for (const auto& gap : forecast["safe_points"]) {
+    EXPECT_GT(gap["seconds"], 0.0) << gap;
+    longest = std::max(longest, gap["seconds"].get<double>());
+  }
+  EXPECT_EQ(forecast["longest_gap"]["seconds"], longest);
   arguments.insert(arguments.end(), {"--set", "video.num_frames=17"});
   EXPECT_EQ(flotilla(arguments).code, 3);
 }

@@ -71,12 +71,12 @@ class JobFaultTest : public ::testing::Test {
   }
 
   // `ranks` 0: without a launcher.
-  Outcome run(int ranks, const std::string& fault) {
+  Outcome run(int ranks, const std::string& fault, const std::string& options = "") {
     const auto before = shared_memory_names();
     const std::string command =
-        fmt::format("FLOTILLA_TEST_FAULT='{}' timeout -s KILL 100 {} {} run {} 2>&1", fault,
+        fmt::format("FLOTILLA_TEST_FAULT='{}' timeout -s KILL 100 {} {} run {} {} 2>&1", fault,
                     ranks == 0 ? "" : fmt::format("{} -n {}", FLOTILLA_MPIEXEC, ranks),
-                    FLOTILLA_PROGRAM, (dir_ / "job.yaml").string());
+                    FLOTILLA_PROGRAM, (dir_ / "job.yaml").string(), options);
     const auto start = std::chrono::steady_clock::now();
     const auto result = io::run_process({"/bin/sh", "-c", command}, {}, /*limit_s=*/110);
     Outcome outcome;
@@ -131,6 +131,7 @@ INSTANTIATE_TEST_SUITE_P(
                       DeathCase{4, "rank=1,phase=stage_1,step=2,do=kill", "stage_1, step 2 of 8"},
                       DeathCase{2, "rank=0,phase=stage_2,step=3,do=exit", "stage_2, step 3 of 3"},
                       DeathCase{4, "rank=0,phase=decode_video,do=kill", "decode_video"},
+                      DeathCase{2, "rank=1,phase=decode_audio,do=kill", "decode_audio"},
                       DeathCase{2, "rank=1,phase=finish,do=crash", "finish"}));
 
 TEST_F(JobFaultTest, AStoppedRankIsNamed) {
@@ -183,6 +184,62 @@ TEST_F(JobFaultTest, NonFiniteNumbersAreNamedByStageStepStreamAndRank) {
   EXPECT_EQ(audio.code, 7);
   EXPECT_THAT(audio.output, AllOf(HasSubstr("stage_1, step 8 of 8"), HasSubstr("audio latents")));
   EXPECT_FALSE(fs::exists(dir_ / "a.y4m"));
+}
+
+// One rank alone finds them; all go back to the step before, which the driver writes.
+TEST_F(JobFaultTest, NonFiniteNumbersLeaveTheLastGoodStateInTheCheckpoint) {
+  const std::string options = fmt::format("--set checkpoint.path={}", (dir_ / "s.h5").string());
+  const auto clip_of_run = [&](int ranks, const std::string& resume) {
+    const Outcome end = run(ranks, "phase=stage_2,step=3,do=pause",
+                            fmt::format("{} --set checkpoint.resume={}", options, resume));
+    EXPECT_EQ(end.code, 0) << end.output;
+    return test::read_file(dir_ / "a.y4m");
+  };
+  const auto remove_all = [&] {
+    for (const char* name : {"s.h5", "s_prev.h5", "a.y4m", "a.wav"}) fs::remove(dir_ / name);
+  };
+  const std::string whole = clip_of_run(2, "never");
+  remove_all();
+  for (const auto& [ranks, fault, place] :
+       {std::tuple{2, "rank=1,phase=stage_1,step=3,do=nan", "after step 2 of stage_1"},
+        std::tuple{2, "rank=0,phase=stage_2,step=3,do=nan_audio", "after step 2 of stage_2"},
+        std::tuple{0, "phase=stage_1,step=1,do=nan", "before stage_1"}}) {
+    const Outcome outcome = run(ranks, fault, options);
+    SCOPED_TRACE(outcome.output);
+    expect_ended(outcome);
+    EXPECT_EQ(outcome.code, 7);
+    EXPECT_THAT(outcome.output, AllOf(HasSubstr("latents are NaN or infinite"),
+                                      HasSubstr(fmt::format("; the state {} is in \"{}", place,
+                                                            (dir_ / "s.h5").string()))));
+    EXPECT_FALSE(fs::exists(dir_ / "a.y4m"));
+    const std::string clip = clip_of_run(ranks, "must");
+    if (ranks == 2) {
+      EXPECT_THAT(outcome.output, HasSubstr(fmt::format("rank {}: ", fault[5])));
+      EXPECT_TRUE(clip == whole);
+    }
+    remove_all();
+  }
+}
+
+TEST_F(JobFaultTest, ARankThatNeverStartsIsNamed) {
+  const Outcome outcome = run(3, "rank=1,phase=start,do=hang,patience=3");
+  SCOPED_TRACE(fmt::format("{:.1f} s\n{}", outcome.seconds, outcome.output));
+  expect_ended(outcome);
+  EXPECT_EQ(outcome.code, 6);
+  EXPECT_THAT(outcome.output, HasSubstr("rank 1 of 3 did not start within 3 s"));
+}
+
+TEST_F(JobFaultTest, AComputationThatHangsInAStepIsNamedByItsOwnRank) {
+  for (const auto& [ranks, fault, place] :
+       {std::tuple{0, "phase=stage_1,step=3,do=hang,patience=2", "rank 0 hangs in stage_1, step 3"},
+        std::tuple{2, "rank=1,phase=stage_2,step=3,do=hang,patience=2",
+                   "rank 1 hangs in stage_2, step 3 of 3"}}) {
+    const Outcome outcome = run(ranks, fault);
+    SCOPED_TRACE(fmt::format("{:.1f} s\n{}", outcome.seconds, outcome.output));
+    expect_ended(outcome);
+    EXPECT_EQ(outcome.code, 6);
+    EXPECT_THAT(outcome.output, HasSubstr(place));
+  }
 }
 
 TEST_F(JobFaultTest, FaultsThatCannotBeMeantAreRefused) {

@@ -31,14 +31,20 @@ class SignalTest : public ::testing::Test {
   using Seconds = std::chrono::duration<double>;
 
   void write_job(const std::string& size, const std::string& more = "") const {
-    test::write_file(dir_ / "job.yaml",
-                     fmt::format("models:\n  checkpoint: {0}/ltx23-dev.safetensors\n"
-                                 "  spatial_upsampler: {0}/ltx23-spatial-upscaler-x2.safetensors\n"
-                                 "  text_encoder: {0}/gemma\nprompt: a boat\nseed: 3\ndevice: cpu\n"
-                                 "precision: fp32\nvideo: {{{1}, frame_rate: 24}}\n"
-                                 "checkpoint: {{path: state.h5, every_steps: 1}}\n"
-                                 "output: {{path: a.y4m, latents: a.h5}}\n{2}",
-                                 test::tiny_dir().string(), size, more));
+    const bool has_lora = more.find("ti2vid_two_stages") != std::string::npos;
+    const std::string lora =
+        has_lora ? fmt::format("  distilled_lora: {{path: {}/ltx23-distilled-lora.safetensors}}\n",
+                               test::tiny_dir().string())
+                 : "";
+    test::write_file(
+        dir_ / "job.yaml",
+        fmt::format("models:\n  checkpoint: {0}/ltx23-dev.safetensors\n"
+                    "  spatial_upsampler: {0}/ltx23-spatial-upscaler-x2.safetensors\n"
+                    "  text_encoder: {0}/gemma\n{3}prompt: a boat\nseed: 3\ndevice: cpu\n"
+                    "precision: fp32\nvideo: {{{1}, frame_rate: 24}}\n"
+                    "checkpoint: {{path: state.h5, every_steps: 1}}\n"
+                    "output: {{path: a.y4m, latents: a.h5}}\n{2}",
+                    test::tiny_dir().string(), size, more, lora));
   }
 
   std::vector<std::string> command(int ranks, const std::vector<std::string>& arguments) const {
@@ -163,27 +169,73 @@ TEST_F(SignalTest, WithoutCheckpointASignalEndsTheProcessAtOnce) {
   }
 }
 
-TEST_F(SignalTest, SigusrToMpirunStopsAllRanks) {
-  write_job("width: 256, height: 256, num_frames: 33");
-  const Seconds took = make_expected(2);
-  for (const double moment : {0.4, 0.7, 0.95}) {
-    SCOPED_TRACE(moment);
-    expect_stopped_or_done(
-        2, run_and(2, {job()}, took * moment, [](pid_t mpirun) { ::kill(mpirun, SIGUSR1); }));
+// A moment of the job, held open by a fault that pauses one rank there.
+struct Moment {
+  const char* phase;
+  int step;
+};
+constexpr Moment kMoments[] = {{"load_text", 0},   {"text", 0},    {"load_transformer", 0},
+                               {"stage_1", 1},     {"stage_1", 3}, {"upsample", 0},
+                               {"fuse_loras", 0},  {"stage_2", 2}, {"decode_video", 0},
+                               {"decode_audio", 0}};
+// Who gets the signal.
+enum class Target { one_rank, mpirun, controller };
+
+class MomentTest : public SignalTest, public ::testing::WithParamInterface<Target> {
+ protected:
+  void TearDown() override { ::unsetenv("FLOTILLA_TEST_FAULT"); }
+
+  std::vector<std::string> start(const std::vector<std::string>& arguments) const {
+    if (GetParam() != Target::controller) return command(2, arguments);
+    auto argv = command(1, arguments);
+    argv.insert(argv.end(), {"--ranks", "2"});
+    return argv;
+  }
+  // A signal to the target, once the job is where it pauses.
+  End run_until(const Moment& moment) const {
+    const std::string fault =
+        fmt::format("rank=1,phase={},step={},do=pause", moment.phase, moment.step);
+    ::setenv("FLOTILLA_TEST_FAULT", fault.c_str(), 1);
+    io::Process process(start({job()}), /*read_output=*/false);
+    std::optional<int> status;
+    while (!status && process.errors().find("pauses at") == std::string::npos)
+      status = process.wait(0.01);
+    if (!status) {
+      const auto ranks = ranks_of_job();
+      const bool to_rank = GetParam() == Target::one_rank && !ranks.empty();
+      ::kill(to_rank ? ranks.back() : process.id(),
+             GetParam() == Target::mpirun ? SIGUSR1 : SIGTERM);
+      status = process.wait(120);
+    }
+    ::unsetenv("FLOTILLA_TEST_FAULT");
+    EXPECT_TRUE(status) << "it hangs";
+    return {status.value_or(0), process.errors()};
+  }
+};
+
+// Every third one goes on here: from each safe point runs do in pipeline/resume_ranks_test.cpp.
+TEST_P(MomentTest, StopsAllRanksAndGoesOnToTheSameBytes) {
+  write_job("width: 128, height: 128, num_frames: 9",
+            "pipeline: ti2vid_two_stages\nstage_1: {steps: 4}\nstage_2: {parallel: sp}\n");
+  make_expected(2);
+  int count = static_cast<int>(GetParam());
+  for (const Moment& moment : kMoments) {
+    SCOPED_TRACE(fmt::format("{}, step {}", moment.phase, moment.step));
+    const End end = run_until(moment);
+    EXPECT_THAT(end.errors, HasSubstr("pauses at"));
+    const bool goes_on = ++count % 3 == 0;
+    if (end.code() == 75 && !goes_on) {
+      EXPECT_TRUE(fs::exists(state()) && !fs::exists(dir_ / "a.y4m"));
+      remove_all();
+    } else {
+      expect_stopped_or_done(2, end);
+    }
   }
 }
 
-TEST_F(SignalTest, SigtermToOneRankStopsAllRanks) {
-  write_job("width: 256, height: 256, num_frames: 33");
-  const Seconds took = make_expected(2);
-  for (const double moment : {0.5, 0.8}) {
-    SCOPED_TRACE(moment);
-    expect_stopped_or_done(2, run_and(2, {job()}, took * moment, [&](pid_t) {
-                             const auto ranks = ranks_of_job();
-                             if (!ranks.empty()) ::kill(ranks.back(), SIGTERM);
-                           }));
-  }
-}
+INSTANTIATE_TEST_SUITE_P(SigtermToOneRank, MomentTest, ::testing::Values(Target::one_rank));
+INSTANTIATE_TEST_SUITE_P(SigusrToMpirun, MomentTest, ::testing::Values(Target::mpirun));
+INSTANTIATE_TEST_SUITE_P(SigtermToController, MomentTest, ::testing::Values(Target::controller));
 
 // mpirun gives its ranks one second and returns its own code, also when they got ready in it: what
 // counts is the last checkpoint.

@@ -97,6 +97,15 @@ TEST(LatentsFileTest, RefusesOtherVersionsAndOtherFiles) {
                     "has format_version 2"));
 }
 
+TEST(LatentsFileTest, RefusesATextThatIsDamaged) {
+  const test::TempDir folder;
+  LatentsFile file = full_file();
+  file.job_yaml = "prompt: \xff\xfe";
+  write_latents(folder / "run.h5", file, false);
+  EXPECT_TRUE(holds(error_of([&] { read_latents(folder / "run.h5"); }), ErrorKind::input,
+                    "\"job_yaml\" is damaged"));
+}
+
 TEST(LatentsFileTest, RefusesDatasetsThatBreakTheSchema) {
   const test::TempDir folder;
   const auto refused = [&](const char* name, const at::Tensor& tensor) {

@@ -286,6 +286,21 @@ TEST_F(RunJobTest, MissingFfmpegIsAMachineErrorBeforeAnyWeight) {
   EXPECT_EQ(kind_of(image + ", crf: 0}]\n" + outputs()), ErrorKind::internal) << "it runs";
 }
 
+TEST_F(RunJobTest, PictureThatCannotBeReadIsToldBeforeAnyWeightIs) {
+  test::write_file(dir_ / "text.png", "no picture");
+  auto prepared = pipeline::prepare_job(
+      load(yaml("images: [{path: " + (dir_ / "text.png").string() + ", crf: 0}]\n" + outputs())),
+      host());
+  try {
+    pipeline::run_job(prepared, host());
+    ADD_FAILURE() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::input);
+    EXPECT_THAT(error.what(), HasSubstr("text.png"));
+  }
+  EXPECT_EQ(prepared.files->bytes_read(), 0);
+}
+
 TEST_F(RunJobTest, OutputsThatExistAreToldTogether) {
   test::write_file(dir_ / "clip.y4m", "a");
   test::write_file(dir_ / "clip.h5", "b");
