@@ -10,6 +10,7 @@ using Arguments = std::vector<std::string>;  // behind the command's name
 
 // Each returns the exit code; errors leave as flotilla::Error.
 int run(const Arguments& arguments);
+int sweep(const Arguments& arguments);
 int decode(const Arguments& arguments);
 int bench(const Arguments& arguments);
 int selftest(const Arguments& arguments);

@@ -15,6 +15,7 @@ struct ControlRequest {
   int ranks = 1;
   double grace_s = 120;  // from a signal to the end of ranks that have not stopped by then
   std::string mpirun;    // empty: found
+  std::string command = "run";  // of flotilla, that the ranks run
 };
 
 // --ranks and the options that only go with it.
@@ -24,7 +25,7 @@ void add_control_options(po::options_description& options);
 // Errors (ErrorKind::usage): under another launcher; values out of range.
 std::optional<ControlRequest> control_request(const po::variables_map& values);
 
-// Runs the command line `arguments` of flotilla run on the ranks; the exit code of the job.
+// Runs the command with the command line `arguments` on the ranks; the exit code of the job.
 // `can_stop`: the job has a checkpoint to stop with; without, the first signal ends it at once.
 // Errors (ErrorKind::machine): no mpirun, or one that does not start the ranks.
 int control_ranks(const ControlRequest& request, const Arguments& arguments, bool can_stop);

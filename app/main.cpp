@@ -19,6 +19,7 @@ namespace {
 
 constexpr Command kCommands[] = {
     {"run", "generate the clip of a job file", &run},
+    {"sweep", "generate the clips of a sweep file, with everything loaded once", &sweep},
     {"decode", "make the clip again from a latents file", &decode},
     {"inspect", "tell what a file is, and what is in it", &inspect},
     {"devices", "list what this machine has, and what a job would use", &devices},

@@ -66,7 +66,7 @@ std::string find_mpirun(const std::string& wish) {
 std::vector<std::string> mpirun_command(const std::string& mpirun, int ranks,
                                         const Arguments& arguments) {
   const std::string self = fs::read_symlink("/proc/self/exe").string();
-  std::vector<std::string> command = {mpirun, "-n", std::to_string(ranks), self, "run"};
+  std::vector<std::string> command = {mpirun, "-n", std::to_string(ranks), self};
   command.insert(command.end(), arguments.begin(), arguments.end());
   return command;
 }

@@ -121,7 +121,7 @@ class SweepRun {
       if (stays_to_do) return journal_->note_stopped(*point_, error);
       journal_->note_failed(*point_, error);
     });
-    if (is_stop) end_stopped(reason.value_or("a signal"));
+    if (is_stop) end_stopped(reason.value_or("a limit on time"));
     if (stays_to_do || kind == ErrorKind::internal) end_with(kind, error.what());
   }
 

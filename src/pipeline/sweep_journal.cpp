@@ -105,6 +105,8 @@ SweepJournal::SweepJournal(const config::Sweep& sweep, const SweepSettings& sett
     const bool stays = status.state == PointState::done ||
                        (status.state == PointState::failed && !settings.retry_failed);
     if (!stays) todo_.push_back(position);
+    // Killed between its record and this.
+    if (status.state == PointState::done) remove_checkpoint(sweep_.points[position]);
     PointOutcome outcome{.position = position};
     if (stays) outcome.state = status.state;
     if (stays && status.record) {

@@ -88,6 +88,22 @@ class SlurmScripts(unittest.TestCase):
             self.assertEqual(script.wait(30), 75)
             self.assertEqual(self.calls("scontrol"), ["scontrol requeue 40_0"])
 
+    def test_sweep_leaves_its_part_to_the_program_and_is_requeued(self):
+        def sweep(**options):
+            return self.start("sweep.sbatch", ["s.yaml", "--retry-failed"], SLURM_ARRAY_TASK_ID="3",
+                              SLURM_ARRAY_JOB_ID="40", **options)
+
+        self.assertEqual(sweep(code=9).wait(30), 9)
+        self.assertTrue(self.calls("flotilla")[0].endswith(" --grace 150 s.yaml --retry-failed"))
+        self.assertEqual(self.calls("scontrol"), [])
+        script = sweep(code=75, WAIT_FOR_SIGNAL="1")
+        deadline = time.monotonic() + 20
+        while "ready" not in self.calls_file.read_text() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        script.send_signal(signal.SIGUSR1)
+        self.assertEqual(script.wait(30), 75)
+        self.assertEqual(self.calls("scontrol"), ["scontrol requeue 40_3"])
+
     def test_interactive_asks_for_what_the_ranks_need(self):
         self.assertEqual(self.run_script("interactive.sh", [], code=0), 2)
         code = self.run_script("interactive.sh", ["a.yaml", "--seed", "5"], code=75, FLOTILLA_RANKS="2")
