@@ -1,6 +1,7 @@
 #include "app/controller.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <poll.h>
 #include <sys/signalfd.h>
 #include <sys/wait.h>
@@ -91,6 +92,7 @@ class Controller {
   void order_all(const Order& order);
 
   int num_started() const;
+  std::vector<int> missing_ranks() const;  // that have not spoken
   int result() const;
   int explain_loss() const;
 
@@ -202,8 +204,9 @@ void Controller::keep_deadlines() {
     return end_ranks(128 + signal_);
   }
   if (now - start_ > kStartLimit && num_started() < request_.ranks) {
-    log::error(to_string(ErrorKind::communication), "{} of {} ranks have not started in {} s",
-               request_.ranks - num_started(), request_.ranks, kStartLimit.count());
+    log::error(to_string(ErrorKind::communication), "{} of {} ranks have not started in {} s: {}",
+               request_.ranks - num_started(), request_.ranks, kStartLimit.count(),
+               fmt::join(missing_ranks(), ", "));
     end_ranks(exit_code(ErrorKind::communication));
   }
 }
@@ -232,6 +235,16 @@ void Controller::order_all(const Order& order) {
 int Controller::num_started() const {
   return static_cast<int>(std::count_if(ranks_.begin(), ranks_.end(),
                                         [](const Rank& rank) { return rank.number >= 0; }));
+}
+
+std::vector<int> Controller::missing_ranks() const {
+  std::vector<int> missing;
+  for (int number = 0; number < request_.ranks; ++number) {
+    if (std::none_of(ranks_.begin(), ranks_.end(),
+                     [&](const Rank& rank) { return rank.number == number; }))
+      missing.push_back(number);
+  }
+  return missing;
 }
 
 int Controller::result() const {
