@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Writes models of the true size of LTX-2.3 22B that take no space on the disk.
 
-    scripts/make_sparse_ltx23.py OUT_DIR [--tokenizer DIR] [--lora] [--like CHECKPOINT UPSAMPLER GEMMA]
+    scripts/make_sparse_ltx23.py OUT_DIR [--tokenizer DIR] [--lora] [--fill]
+                                 [--like CHECKPOINT UPSAMPLER GEMMA]
 
 Every file has a complete header (names, shapes, bfloat16, configuration) and a body that is one
 hole: it reads as zeros. That is enough for `flotilla run --dry-run` and `flotilla inspect`, which
@@ -13,12 +14,17 @@ read headers only; a clip made with it would be noise. Written are
     gemma-3-12b/                               text encoder, with the tokenizer of --tokenizer
     ltx-2.3-22b-lora-384.safetensors           with --lora: rank 384
 
+--fill puts random weights into the bodies (66 GiB in all, 71 with --lora), for measuring how fast
+files load and whole jobs run.
+
 Every shape follows from the configurations below. --like takes them from other files instead and so
 makes sparse twins of those.
 """
 import argparse
+import concurrent.futures
 import json
 import math
+import os
 import pathlib
 import shutil
 import struct
@@ -441,7 +447,33 @@ def lora_shapes(config, rank):
     return shapes
 
 
-def write_sparse(path, shapes, metadata):
+def random_bfloat16(count):
+    """Bytes of numbers from 2^-7 to 2^-5 of both signs: about those of trained weights."""
+    exponent = bytes(byte & 0x80 | 0x3C for byte in range(256))
+    values = bytearray(2 * count)
+    values[0::2] = os.urandom(count)
+    values[1::2] = os.urandom(count).translate(exponent)
+    return bytes(values)
+
+
+def fill(path, begin, size):
+    """The same random block over and over, from several threads: the disk is the limit."""
+    block = random_bfloat16(32 << 20)
+    descriptor = os.open(path, os.O_WRONLY)
+    try:
+        def write(offset):
+            part = memoryview(block)[:min(len(block), size - offset)]
+            while part:
+                written = os.pwrite(descriptor, part, begin + offset)
+                part, offset = part[written:], offset + written
+        with concurrent.futures.ThreadPoolExecutor(max_workers=8) as pool:
+            for done in [pool.submit(write, at) for at in range(0, size, len(block))]:
+                done.result()
+    finally:
+        os.close(descriptor)
+
+
+def write_sparse(path, shapes, metadata, filled=False):
     header, offset = {"__metadata__": metadata}, 0
     for name in sorted(shapes):
         size = 2 * math.prod(shapes[name])
@@ -453,6 +485,8 @@ def write_sparse(path, shapes, metadata):
     with open(path, "wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
         file.truncate(8 + len(text) + offset)
+    if filled:
+        fill(path, 8 + len(text), offset)
     print(f"{path}: {len(shapes)} tensors, {offset // 2:,} parameters, {offset / 2**30:.2f} GiB")
 
 
@@ -462,14 +496,14 @@ def config_of(path):
         return json.loads(json.loads(file.read(size))["__metadata__"]["config"])
 
 
-def write_gemma(folder, config, tokenizer):
+def write_gemma(folder, config, tokenizer, filled):
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
     for name in TOKENIZER_FILES:
         if (tokenizer / name).exists():
             shutil.copyfile(tokenizer / name, folder / name)
     shapes = {**prefixed("language_model.model.", gemma(config)), **gemma_vision(config)}
-    write_sparse(folder / "model.safetensors", shapes, {"format": "pt"})
+    write_sparse(folder / "model.safetensors", shapes, {"format": "pt"}, filled)
 
 
 def main():
@@ -480,6 +514,7 @@ def main():
     parser.add_argument("--tokenizer", type=pathlib.Path, default=tokenizer, metavar="DIR",
                         help="folder of the tokenizer to copy (default: the tests' tiny one)")
     parser.add_argument("--lora", action="store_true", help="a LoRA of rank 384, too")
+    parser.add_argument("--fill", action="store_true", help="random weights instead of holes")
     parser.add_argument("--like", nargs=3, type=pathlib.Path,
                         metavar=("CHECKPOINT", "UPSAMPLER", "GEMMA"),
                         help="take the configurations from these files instead")
@@ -492,13 +527,13 @@ def main():
     args.out_dir.mkdir(parents=True, exist_ok=True)
     write_sparse(args.out_dir / "ltx-2.3-22b-distilled.safetensors",
                  monolith_shapes(monolith, encoder),
-                 {"config": json.dumps(monolith), "model_version": "2.3.0"})
+                 {"config": json.dumps(monolith), "model_version": "2.3.0"}, args.fill)
     write_sparse(args.out_dir / "ltx-2.3-spatial-upscaler-x2.safetensors", upsampler(enlarger),
-                 {"config": json.dumps(enlarger)})
-    write_gemma(args.out_dir / "gemma-3-12b", encoder, args.tokenizer)
+                 {"config": json.dumps(enlarger)}, args.fill)
+    write_gemma(args.out_dir / "gemma-3-12b", encoder, args.tokenizer, args.fill)
     if args.lora:
         write_sparse(args.out_dir / "ltx-2.3-22b-lora-384.safetensors",
-                     lora_shapes(monolith["transformer"], 384), {"format": "pt"})
+                     lora_shapes(monolith["transformer"], 384), {"format": "pt"}, args.fill)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/text.h"
+#include "loader/arena_reader.h"
 #include "loader/fault_list.h"
 #include "loader/finite.h"
 
@@ -18,8 +19,6 @@ namespace {
 // Every weight starts at a multiple of this, so that any vector width and any share of the arena is
 // aligned.
 constexpr int64_t kAlignment = 256;
-// Rows on their way to a device pass through a host buffer of about this size.
-constexpr int64_t kStagedBytes = int64_t{64} << 20;
 
 constexpr std::string_view kWrongDtype = "of another type than F64, F32, F16 or BF16";
 
@@ -149,7 +148,7 @@ void WeightArena::load_share(const ArenaShare& share) const {
   std::stable_sort(order.begin(), order.end(), [](const ArenaPiece* a, const ArenaPiece* b) {
     return a->file_begin < b->file_begin;
   });
-  for (const ArenaPiece* piece : order) read_rows(*piece);
+  read_pieces(*this, order);
 }
 
 at::Tensor WeightArena::rows(const ArenaPiece& piece) const {
@@ -168,27 +167,8 @@ at::Tensor WeightArena::row_scales(const ArenaPiece& piece) const {
 }
 
 void WeightArena::read_rows(const ArenaPiece& piece) const {
-  const at::Tensor target = rows(piece);
-  const bool on_host = target.is_cpu();
-  const int64_t row_bytes = static_cast<int64_t>(target.nbytes()) / piece.num_rows;
-  const int64_t block = on_host ? piece.num_rows : std::max<int64_t>(1, kStagedBytes / row_bytes);
-  const at::Tensor scales = row_scales(piece);
-  const auto on_host_of = [on_host](const at::Tensor& part) {
-    return on_host || !part.defined() ? part
-                                      : at::empty_like(part, part.options().device(at::kCPU));
-  };
-  for (int64_t row = 0; row < piece.num_rows; row += block) {
-    const int64_t count = std::min(block, piece.num_rows - row);
-    const at::Tensor part = target.narrow(0, row, count);
-    const at::Tensor part_scales = scales.defined() ? scales.narrow(0, row, count) : scales;
-    const at::Tensor values = on_host_of(part);
-    const at::Tensor scale_values = on_host_of(part_scales);
-    const int64_t first = piece.first_row + row;
-    storage_of_.read_rows(piece.name, first, first + count, values, scale_values);
-    if (on_host) continue;
-    part.copy_(values);
-    if (scales.defined()) part_scales.copy_(scale_values);
-  }
+  const ArenaPiece* const one = &piece;
+  read_pieces(*this, {&one, 1});
 }
 
 struct WeightBinder::Account {

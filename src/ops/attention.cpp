@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <array>
 
 #include "ops/cuda_launch.h"
 #include "ops/norm.h"
@@ -32,15 +33,41 @@ at::Tensor attend_in_blocks(const at::Tensor& q, const at::Tensor& k, const at::
 }
 
 // [B, T, H*D] -> [B, H, T, D].
+at::Tensor split_heads(const at::Tensor& x, int64_t heads) {
+  return x.unflatten(-1, {heads, -1}).transpose(1, 2);
+}
+
 at::Tensor norm_rope(const at::Tensor& x, const at::Tensor& weight, const AttentionCall& call,
                      const RopeTable& rope) {
 #ifdef FLOTILLA_CUDA
   if (cuda::has_kernels_for(x) && (!rope.defined() || rope.type == RopeType::split)) {
-    const at::Tensor tokens = cuda::norm_rope(x, weight, call.norm_eps, call.heads, rope);
-    if (tokens.defined()) return tokens.unflatten(-1, {call.heads, -1}).transpose(1, 2);
+    const cuda::NormRopeInput input{x, weight};
+    const auto heads = cuda::norm_rope({&input, 1}, call.norm_eps, call.heads, rope);
+    if (!heads.empty()) return split_heads(heads.front(), call.heads);
   }
 #endif
   return rotate_heads(rms_norm(x, call.norm_eps, weight), call.heads, rope);
+}
+
+struct QueriesAndKeys {
+  at::Tensor q;  // [B, H, Tq, D]
+  at::Tensor k;  // [B, H, Tk, D]
+};
+
+QueriesAndKeys norm_rope_both(const AttentionCall& call) {
+#ifdef FLOTILLA_CUDA
+  const bool alike = call.q.sizes() == call.k.sizes() && call.q_rope.defined() &&
+                     call.q_rope.type == RopeType::split &&
+                     call.q_rope.cos.is_same(call.k_rope.cos);
+  if (alike && cuda::has_kernels_for(call.q)) {
+    const std::array inputs = {cuda::NormRopeInput{call.q, call.q_norm},
+                               cuda::NormRopeInput{call.k, call.k_norm}};
+    const auto heads = cuda::norm_rope(inputs, call.norm_eps, call.heads, call.q_rope);
+    if (!heads.empty())
+      return {split_heads(heads[0], call.heads), split_heads(heads[1], call.heads)};
+  }
+#endif
+  return {query_heads(call), key_heads(call)};
 }
 
 // Few queries and many keys, as where sound attends to video: flash spreads the keys over the
@@ -97,8 +124,9 @@ at::Tensor blend_with_values(const AttentionCall& call, const at::Tensor& heads_
 }
 
 at::Tensor attend(const AttentionCall& call) {
-  const at::Tensor v = call.v.unflatten(-1, {call.heads, -1}).transpose(1, 2);  // [B, H, Tk, D]
-  return blend_with_values(call, dot_product(query_heads(call), key_heads(call), v, call.mask));
+  const at::Tensor v = split_heads(call.v, call.heads);  // [B, H, Tk, D]
+  const auto [q, k] = norm_rope_both(call);
+  return blend_with_values(call, dot_product(q, k, v, call.mask));
 }
 
 InputForms query_forms(const AttentionWeights& weights) {

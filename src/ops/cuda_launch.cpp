@@ -186,24 +186,29 @@ QuantisedRows gate_and_quantise(const at::Tensor& heads_out, const at::Tensor& l
   return launch_quantise(heads_out, args);
 }
 
-at::Tensor norm_rope(const at::Tensor& x, const at::Tensor& weight, double eps, int64_t heads,
-                     const RopeTable& rope) {
-  FLOTILLA_ASSERT(x.dim() == 3 && (!rope.defined() || rope.type == RopeType::split));
-  const at::Tensor input = x.contiguous();
-  const at::Tensor out = at::empty_like(input);
+std::vector<at::Tensor> norm_rope(std::span<const NormRopeInput> inputs, double eps, int64_t heads,
+                                  const RopeTable& rope) {
+  FLOTILLA_ASSERT(!inputs.empty() && inputs.size() <= kernels::kMaxNormRopeParts);
+  FLOTILLA_ASSERT(!rope.defined() || rope.type == RopeType::split);
+  const at::Tensor& x = inputs.front().x;
+  std::vector<at::Tensor> kept, out;
   kernels::QkNormRopeArgs args;
-  args.parts = 1;
-  auto& part = args.part[0];
-  part.from = input.const_data_ptr();
-  part.weight = weight.const_data_ptr();
-  part.out = out.mutable_data_ptr();
+  for (const NormRopeInput& input : inputs) {
+    FLOTILLA_ASSERT(input.x.dim() == 3 && input.x.sizes() == x.sizes());
+    kept.push_back(input.x.contiguous());
+    out.push_back(at::empty_like(kept.back()));
+    auto& part = args.part[args.parts++];
+    part.from = kept.back().const_data_ptr();
+    part.weight = input.weight.const_data_ptr();
+    part.out = out.back().mutable_data_ptr();
+    part.rotated = rope.defined();
+  }
   if (rope.defined()) {
     FLOTILLA_ASSERT(rope.cos.is_contiguous() && rope.sin.is_contiguous() &&
                     rope.cos.scalar_type() == x.scalar_type() && rope.cos.size(2) == x.size(1));
     args.cos = rope.cos.const_data_ptr();
     args.sin = rope.sin.const_data_ptr();
     args.table_batches = rope.cos.size(0);
-    part.rotated = true;
   }
   args.batches = x.size(0);
   args.tokens = args.live_tokens = x.size(1);

@@ -6,6 +6,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <span>
+#include <vector>
+
 #include "ops/fp8_linear.h"
 #include "ops/norm.h"
 #include "ops/rope.h"
@@ -31,10 +34,14 @@ QuantisedRows quantise_rows(const at::Tensor& x);
 QuantisedRows gelu_and_quantise(const at::Tensor& x);
 QuantisedRows gate_and_quantise(const at::Tensor& heads_out, const at::Tensor& logits);
 
-// RMSNorm with `weight` over all heads and split RoPE, [B, T, H*D] -> the same layout. Undefined
-// where the kernel does not take the sizes.
-at::Tensor norm_rope(const at::Tensor& x, const at::Tensor& weight, double eps, int64_t heads,
-                     const RopeTable& rope);
+struct NormRopeInput {
+  const at::Tensor& x;       // [B, T, H*D]
+  const at::Tensor& weight;  // [H*D]
+};
+// RMSNorm over all heads and split RoPE of tensors of one shape with one table, in one launch,
+// which reads the angles once. Empty where the kernel does not take the sizes.
+std::vector<at::Tensor> norm_rope(std::span<const NormRopeInput> inputs, double eps, int64_t heads,
+                                  const RopeTable& rope);
 
 }  // namespace flotilla::ops::cuda
 

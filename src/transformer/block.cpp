@@ -24,11 +24,11 @@ constexpr int64_t kAudioToVideoRows = 0;
 constexpr int64_t kVideoToAudioRows = 2;
 constexpr int64_t kCrossGateRow = 4;
 
-// A block's table plus the timestep's rows.
+// Rows of a block, and which of them a token takes.
 class ModulationRows {
  public:
-  ModulationRows(const at::Tensor& table, const at::Tensor& rows, const at::Tensor& row_of_token)
-      : rows_(table.unsqueeze(0) + rows), row_of_token_(row_of_token) {}
+  ModulationRows(const at::Tensor& rows, const at::Tensor& row_of_token)
+      : rows_(rows), row_of_token_(row_of_token) {}
   // For readers of these forms.
   ops::TokenModulation modulation(int64_t scale, int64_t shift, ops::InputForms forms) const {
     return {rows_.select(1, scale), rows_.select(1, shift), row_of_token_, forms};
@@ -36,9 +36,15 @@ class ModulationRows {
   ops::TokenGate gate(int64_t row) const { return {rows_.select(1, row), row_of_token_}; }
 
  private:
-  at::Tensor rows_;  // [U, n, dim]
+  const at::Tensor& rows_;  // [U, n, dim]
   const at::Tensor& row_of_token_;
 };
+
+// tables[i] + rows of every block i, one kernel for many of them where the shapes agree.
+std::vector<at::Tensor> add_to_tables(const std::vector<at::Tensor>& tables,
+                                      const at::Tensor& rows) {
+  return at::_foreach_add(tables, std::vector<at::Tensor>(tables.size(), rows));
+}
 
 using AttendFunction = at::Tensor (VideoTokenAttention::*)(const ops::AttentionCall&) const;
 
@@ -46,14 +52,15 @@ using AttendFunction = at::Tensor (VideoTokenAttention::*)(const ops::AttentionC
 // the next layer reads (ops::residual_norm_modulate).
 class Stream {
  public:
-  Stream(const StreamBlockWeights& weights, const StreamInputs& inputs, const BlockArgs& args)
+  Stream(const StreamBlockWeights& weights, const StreamInputs& inputs, const StreamRows& rows,
+         const BlockArgs& args)
       : weights_(weights),
         inputs_(inputs),
+        rows_(rows),
         args_(args),
         eps_(args.config.norm_eps),
-        ada_(weights.ada_table, inputs.ada_rows, inputs.row_of_token),
-        cross_(weights.cross_table.narrow(0, 0, kCrossGateRow), inputs.cross_rows,
-               inputs.row_of_token) {}
+        ada_(rows.ada, inputs.row_of_token),
+        cross_(rows.cross, inputs.row_of_token) {}
 
   // Self-attention and text attention; leaves x as cross-modal attention finds it. `attend` null:
   // attention over this stream's tokens is always local (audio). The text is projected on `beside`.
@@ -87,7 +94,7 @@ class Stream {
   // Adds what comes from the other stream.
   void add_cross(at::Tensor& x, const at::Tensor& update) {
     const std::array next = {feed_forward_modulation()};
-    auto [sum, inputs] = ops::residual_norm_modulate(x, update, {cross_gate(), {}}, eps_, next);
+    auto [sum, inputs] = ops::residual_norm_modulate(x, update, {rows_.cross_gate, {}}, eps_, next);
     x = sum;
     feed_forward_input_ = inputs.front();
   }
@@ -149,9 +156,8 @@ class Stream {
   ops::LayerInput text_context() const {
     const ops::InputForms forms = ops::context_forms(weights_.text_attention);
     if (!args_.config.cross_attention_adaln) return ops::make_layer_input(inputs_.context, forms);
-    at::Tensor prompt = weights_.prompt_table.unsqueeze(0);  // [1, 2, dim]: shift, scale
-    if (inputs_.prompt_rows.defined()) prompt = prompt + inputs_.prompt_rows;
-    return ops::modulate(inputs_.context, {prompt.select(1, 1), prompt.select(1, 0), {}, forms});
+    const at::Tensor shift = rows_.prompt.select(1, 0), scale = rows_.prompt.select(1, 1);
+    return ops::modulate(inputs_.context, {scale, shift, {}, forms});
   }
 
   void add(at::Tensor& x, const at::Tensor& update, const ops::TokenGate& gate,
@@ -170,11 +176,6 @@ class Stream {
     return cross_.modulation(rows, rows + 1, cross_forms_[rows == kAudioToVideoRows ? 0 : 1]);
   }
 
-  // Gate of what comes from the other stream, [B or 1, dim].
-  at::Tensor cross_gate() const {
-    return (weights_.cross_table[kCrossGateRow] + inputs_.cross_gate).squeeze(1);
-  }
-
   ops::TokenModulation feed_forward_modulation() const {
     return ada_.modulation(kFeedForwardRows + 1, kFeedForwardRows,
                            ops::forms_read_by({&weights_.feed_forward.in}));
@@ -182,6 +183,7 @@ class Stream {
 
   const StreamBlockWeights& weights_;
   const StreamInputs& inputs_;
+  const StreamRows& rows_;
   const BlockArgs& args_;
   double eps_;
   ModulationRows ada_;
@@ -220,12 +222,37 @@ at::Tensor cross_modal(const CrossAttention& cross, const BlockArgs& args, const
 
 }  // namespace
 
+std::vector<StreamRows> rows_of_blocks(const TransformerConfig& config,
+                                       const std::vector<BlockWeights>& blocks, StreamKind stream,
+                                       const StreamInputs& inputs) {
+  std::vector<at::Tensor> ada, prompt, cross, cross_gate;
+  for (const BlockWeights& block : blocks) {
+    const StreamBlockWeights& weights = stream == StreamKind::video ? block.video : block.audio;
+    ada.push_back(weights.ada_table.unsqueeze(0));
+    cross.push_back(weights.cross_table.narrow(0, 0, kCrossGateRow).unsqueeze(0));
+    cross_gate.push_back(weights.cross_table.narrow(0, kCrossGateRow, 1).unsqueeze(0));
+    if (config.cross_attention_adaln) prompt.push_back(weights.prompt_table.unsqueeze(0));
+  }
+  ada = add_to_tables(ada, inputs.ada_rows);
+  cross = add_to_tables(cross, inputs.cross_rows);
+  // A stream alone has no other one's timestep.
+  if (inputs.cross_gate.defined()) cross_gate = add_to_tables(cross_gate, inputs.cross_gate);
+  if (!prompt.empty() && inputs.prompt_rows.defined())
+    prompt = add_to_tables(prompt, inputs.prompt_rows);
+  std::vector<StreamRows> rows;
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    rows.push_back(
+        {ada[i], prompt.empty() ? at::Tensor() : prompt[i], cross[i], cross_gate[i].squeeze(1)});
+  }
+  return rows;
+}
+
 void run_block(const BlockWeights& weights, const BlockArgs& args, const StreamInputs* video,
                const StreamInputs* audio, at::Tensor& x_video, at::Tensor& x_audio) {
   std::optional<Stream> video_stream;
   std::optional<Stream> audio_stream;
-  if (video != nullptr) video_stream.emplace(weights.video, *video, args);
-  if (audio != nullptr) audio_stream.emplace(weights.audio, *audio, args);
+  if (video != nullptr) video_stream.emplace(weights.video, *video, *args.video_rows, args);
+  if (audio != nullptr) audio_stream.emplace(weights.audio, *audio, *args.audio_rows, args);
   const bool run_video = video != nullptr && video->enabled;
   const bool run_audio = audio != nullptr && audio->enabled;
 

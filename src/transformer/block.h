@@ -4,6 +4,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <vector>
+
 #include "gpu/side_stream.h"
 #include "ops/attention.h"
 #include "transformer/config.h"
@@ -64,12 +66,28 @@ struct Branches {
   gpu::SideStream text;
 };
 
+// A block's tables with the rows of the pass added: what its modulations and gates are.
+struct StreamRows {
+  at::Tensor ada;         // [U, 6 or 9, dim]
+  at::Tensor prompt;      // [B or 1, 2, dim]; undefined without cross-attention AdaLN
+  at::Tensor cross;       // [U, 4, dim]
+  at::Tensor cross_gate;  // [B or 1, dim]
+};
+enum class StreamKind { video, audio };
+// Of every block at once: one by one, these additions are small kernels that take longer to launch
+// than to run.
+std::vector<StreamRows> rows_of_blocks(const TransformerConfig& config,
+                                       const std::vector<BlockWeights>& blocks, StreamKind stream,
+                                       const StreamInputs& inputs);
+
 struct BlockArgs {
   const TransformerConfig& config;
   const VideoTokenAttention& attention;
   const Perturbations& perturbations;
   int64_t block_idx = 0;
   const Branches& beside_video;
+  const StreamRows* video_rows = nullptr;  // of this block; null with an absent stream
+  const StreamRows* audio_rows = nullptr;
 };
 
 // x_video [B, Tv, video dim] and x_audio [B, Ta, audio dim] are replaced by the block's output.

@@ -20,9 +20,19 @@ namespace flotilla::transformer {
 
 void run_blocks(const BlockPass& pass, at::Tensor& x_video, at::Tensor& x_audio,
                 const Branches& beside_video) {
+  std::vector<StreamRows> video_rows, audio_rows;
+  if (pass.video != nullptr)
+    video_rows = rows_of_blocks(pass.config, pass.blocks, StreamKind::video, *pass.video);
+  if (pass.audio != nullptr)
+    audio_rows = rows_of_blocks(pass.config, pass.blocks, StreamKind::audio, *pass.audio);
   for (size_t i = 0; i < pass.blocks.size(); ++i) {
-    const BlockArgs args{pass.config, pass.attention, pass.perturbations, static_cast<int64_t>(i),
-                         beside_video};
+    const BlockArgs args{.config = pass.config,
+                         .attention = pass.attention,
+                         .perturbations = pass.perturbations,
+                         .block_idx = static_cast<int64_t>(i),
+                         .beside_video = beside_video,
+                         .video_rows = video_rows.empty() ? nullptr : &video_rows[i],
+                         .audio_rows = audio_rows.empty() ? nullptr : &audio_rows[i]};
     run_block(pass.blocks[i], args, pass.video, pass.audio, x_video, x_audio);
   }
 }
