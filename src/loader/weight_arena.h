@@ -75,7 +75,7 @@ class WeightArena {
   at::Tensor bytes_of(const ArenaPiece& piece) const;
   // Their scales [num_rows], float32; undefined where the policy stores none.
   at::Tensor row_scales(const ArenaPiece& piece) const;
-  // Reads the rows from the file; errors as load().
+  // Reads the rows from the file, converting block by block.
   void read_rows(const ArenaPiece& piece) const;
   // All bytes, uint8 [bytes()].
   at::Tensor& storage() { return storage_; }

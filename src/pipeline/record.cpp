@@ -84,6 +84,8 @@ Json plan_of(const PreparedJob& prepared) {
                          {"passes", passes_of(stage->guidance)},
                          {"pass_order", to_string(stage->guidance.order)}};
   }
+  const auto* attention = prepared.residents->attention();
+  json["attention"] = attention != nullptr ? Json(attention->kernel) : Json();
   json["decode_tiles"] = plan.decode.num_tiles();
   json["decode"] = plan.decode.describe(plan.world_size);
   return json;

@@ -90,6 +90,16 @@ const text::Tokenizer& Residents::tokenizer(const std::filesystem::path& folder,
   return *tokenizer_;
 }
 
+const gpu::AttentionProbe& Residents::try_attention(config::Attention choice, const Plan& plan) {
+  // Few heads will do, of the size that the video self-attention of all LTX-2 models has.
+  constexpr int64_t kHeads = 4, kHeadDim = 128;
+  const auto key = std::tuple(choice, plan.device, plan.dtype);
+  if (!attention_ || attention_of_ != key)
+    attention_ = gpu::probe_attention(plan.device, plan.dtype, kHeads, kHeadDim);
+  attention_of_ = key;
+  return *attention_;
+}
+
 void Residents::note_audit(const std::string& key) {
   if (audited_.size() >= kMostAudits) audited_.clear();
   audited_.insert(key);

@@ -17,8 +17,11 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <utility>
 
+#include "config/job.h"
+#include "gpu/attention_probe.h"
 #include "pipeline/checkpoint_pool.h"
 #include "pipeline/forecast.h"
 #include "pipeline/ranks.h"
@@ -58,6 +61,11 @@ class Residents {
   // Models of this key (files and settings) were found to fit each other.
   bool was_audited(const std::string& key) const { return audited_.contains(key); }
   void note_audit(const std::string& key);
+  // The attention kernel of this choice, tried on this rank at the first job that asks. Errors: see
+  // gpu::probe_attention().
+  const gpu::AttentionProbe& try_attention(config::Attention choice, const Plan& plan);
+  // Of the job before; null before the first try.
+  const gpu::AttentionProbe* attention() const { return attention_ ? &*attention_ : nullptr; }
 
   // The model that was kept under `key` on every one of `ranks`; else what `make` gives, which is
   // kept then, after what the place held before has been let go. Null where a rank needs none.
@@ -111,6 +119,8 @@ class Residents {
   std::optional<Forecast> forecast_;
   CheckpointPool files_;
   text::PromptCache prompts_;
+  std::optional<gpu::AttentionProbe> attention_;
+  std::optional<std::tuple<config::Attention, at::Device, at::ScalarType>> attention_of_;
   std::set<std::string> audited_;
   std::string tokenizer_key_;
   std::unique_ptr<text::Tokenizer> tokenizer_;

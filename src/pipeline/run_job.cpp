@@ -285,6 +285,11 @@ Phases run_job(PreparedJob& prepared, const Host& host, const Ranks& ranks, RunC
   io::EventSink* const events = ranks.is_driver() ? host.events : nullptr;
   if (events != nullptr) events->emit(accepted_event(prepared));
   ranks.attach_gpus(plan.gpus);
+  const auto attention =
+      ranks.agreed([&] { return residents->try_attention(job.attention, plan); });
+  if (ranks.is_driver())
+    log::info("run", "attention {}, {:.1g} from the plain one", attention.kernel,
+              attention.difference);
   Phases phases(plan.device, ranks, host.fault);
   phases.tell(events);
   Session session{job, *files, plan, phases, ffmpeg, ranks};
