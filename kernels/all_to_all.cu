@@ -137,7 +137,8 @@ cudaError_t launch(const AllToAllArgs& args, cudaStream_t stream) {
   const int64_t tiles = tiles_per_rank * args.peers.ranks * args.parts;
   auto blocks = static_cast<unsigned>(args.blocks > 0 ? args.blocks : 0);
   if (blocks == 0) {
-    if (const auto error = full_grid(all_to_all_kernel<kBytes>, kThreads, tiles, blocks);
+    if (const auto error = full_grid(all_to_all_kernel<kBytes>, kThreads, tiles, blocks,
+                                     args.peers.ranks_on_device);
         error != cudaSuccess)
       return error;
   }

@@ -40,6 +40,7 @@ struct ExchangeFault {
 struct ExchangePeers {
   int rank = 0;
   int ranks = 1;
+  int ranks_on_device = 1;  // this one too: those that share a GPU leave each other room on it
   std::byte* slot[kMaxRanks] = {};       // this call's place in the buffer of each rank
   uint64_t* own_flag[kMaxRanks] = {};    // this rank's flag in the memory of each rank
   const uint64_t* peer_flags = nullptr;  // flag of rank r, in own memory, at [r * kFlagStride]

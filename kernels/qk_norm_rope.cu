@@ -200,7 +200,8 @@ cudaError_t launch_sized(const QkNormRopeArgs& args, const ExchangePeers& peers,
                          cudaStream_t stream) {
   const auto kernel = qk_norm_rope_kernel<T, kWidth, kParts, kItems, kSend>;
   unsigned blocks = 0;
-  if (const auto error = full_grid(kernel, kThreads, args.batches * args.live_tokens, blocks);
+  if (const auto error = full_grid(kernel, kThreads, args.batches * args.live_tokens, blocks,
+                                   peers.ranks_on_device);
       error != cudaSuccess)
     return error;
   kernel<<<blocks, kThreads, 0, stream>>>(args, peers);

@@ -7,9 +7,10 @@
 
 namespace flotilla::kernels {
 
-// As many blocks as the device runs at once, but no more than `work` and at least one.
+// As many blocks as the device runs at once, but no more than `work` and at least one. `sharing`:
+// kernels like it that run on the device at the same time.
 template <typename Kernel>
-cudaError_t full_grid(Kernel kernel, int threads, int64_t work, unsigned& blocks) {
+cudaError_t full_grid(Kernel kernel, int threads, int64_t work, unsigned& blocks, int sharing = 1) {
   int device = 0;
   int processors = 0;
   int per_processor = 0;
@@ -22,7 +23,7 @@ cudaError_t full_grid(Kernel kernel, int threads, int64_t work, unsigned& blocks
           cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_processor, kernel, threads, 0);
       error != cudaSuccess)
     return error;
-  const int64_t at_once = int64_t{processors} * per_processor;
+  const int64_t at_once = int64_t{processors} * per_processor / (sharing > 1 ? sharing : 1);
   const int64_t wanted = at_once < work ? at_once : work;
   blocks = static_cast<unsigned>(wanted > 0 ? wanted : 1);
   return cudaSuccess;

@@ -127,7 +127,17 @@ class CudaHeadExchange final : public HeadExchange {
   int64_t batch_ = 0;
   int64_t counts_set_ = 0;
   int64_t calls_ = 0;
+  int ranks_on_device_ = 1;
 };
+
+// How many ranks compute on this rank's GPU. Collective.
+int count_on_device(Communicator& communicator, at::Device device) {
+  char bus_id[32] = {};
+  gpu::check_cuda(cudaDeviceGetPCIBusId(bus_id, sizeof(bus_id), device.index()),
+                  "cudaDeviceGetPCIBusId");
+  const auto all = communicator.all_gather(bus_id);
+  return static_cast<int>(std::count(all.begin(), all.end(), std::string(bus_id)));
+}
 
 int64_t slot_bytes_for(const HeadExchangeOptions& options, int64_t world_size) {
   const TokenShards shards{options.max_tokens, world_size};
@@ -149,6 +159,7 @@ CudaHeadExchange::CudaHeadExchange(Communicator* communicator, int world_size, a
   const int64_t bytes = kHeaderBytes + 2 * slot_bytes_;
   if (communicator != nullptr) {
     buffers_.emplace(*communicator, device, bytes);
+    ranks_on_device_ = count_on_device(*communicator, device);
   } else {
     buffers_.emplace(world_size, device, bytes);
   }
@@ -204,6 +215,7 @@ kernels::ExchangePeers CudaHeadExchange::peers_of_call(int64_t slot, int64_t byt
   kernels::ExchangePeers peers;
   peers.rank = rank();
   peers.ranks = world_size();
+  peers.ranks_on_device = ranks_on_device_;
   for (int r = 0; r < world_size(); ++r) {
     peers.slot[r] = buffers_->data(r) + slot;
     // In loop-back nobody else tells that a peer has come.
