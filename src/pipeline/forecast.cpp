@@ -52,7 +52,9 @@ class PhaseBuilder {
   // From load_transformer on to the last stage.
   void transformer(bool with_factors) {
     on_device("weights of the transformer", sizes_.plan.weight_bytes);
-    on_host("clean rows of this rank's share", clean_share_bytes(sizes_));
+    const int64_t clean = clean_share_bytes(sizes_);
+    constexpr const char* kCleanRows = "clean rows of this rank's share";
+    sizes_.plan.clean_on_device ? on_device(kCleanRows, clean) : on_host(kCleanRows, clean);
     if (with_factors) on_host("factors of LoRAs for this rank's share", lora_factor_bytes(sizes_));
   }
 

@@ -48,6 +48,8 @@ struct Plan {
   at::ScalarType dtype = at::kFloat;
   std::string precision;     // of the job, resolved
   int64_t weight_bytes = 0;  // of the transformer, in the memory of every rank
+  // Where a rank keeps the clean rows of its share, once LoRAs are fused: true: on its GPU.
+  bool clean_on_device = false;
   std::string text;          // how prompts are encoded, in words; "" on one rank alone
   StagePlan stage_1;
   StagePlan stage_2;

@@ -48,6 +48,7 @@ std::shared_ptr<LoadedTransformer> read_transformer(const Session& session) {
                                      plan.device, ranks.load_arena());
       parallel::SharedWeightsOptions options;
       if (session.job.models.fixed_loras) options.clean = loader::FusedShare::Clean::read_again;
+      if (plan.clean_on_device) options.clean_device = plan.device;
       parallel::SharedWeights weights(model.arena(), ranks.world(), options);
       return std::make_shared<LoadedTransformer>(
           LoadedTransformer{std::move(model), std::move(weights)});

@@ -214,14 +214,14 @@ TEST_F(DryRunTest, TellsEveryFigureOfThe22BModelFromItsHeaders) {
   EXPECT_EQ(stage_2["buffers of the exchange"], 2 * 4096 * 3 * 4096 * 2);
   // The angles of the whole clip, float32, are larger than a block's activations of an eighth.
   EXPECT_EQ(stage_2["activations"], int64_t{6} * 24'576 * 4096 / 2 * 4);
-  // Each rank keeps an eighth of what the LoRA changes clean, in host memory.
-  EXPECT_LT(phases["stage_2"]["host"]["clean rows of this rank's share"], weights / 8 + (1 << 28));
-  EXPECT_GT(phases["stage_2"]["host"]["clean rows of this rank's share"], weights / 9);
+  // Each rank keeps an eighth of what the LoRA changes clean, beside the weights on a GPU this large.
+  EXPECT_LT(stage_2["clean rows of this rank's share"], weights / 8 + (1 << 28));
+  EXPECT_GT(stage_2["clean rows of this rank's share"], weights / 9);
   // The projection, the connectors and the last six of 48 layers.
   const int64_t text = phases["text"]["device"]["weights of the text encoder"];
   EXPECT_GT(text, 2 * int64_t{3'172'227'584});
   EXPECT_LT(text, 10LL << 30);
-  EXPECT_LT(forecast["memory"]["peak_device_bytes"], 40LL << 30);
+  EXPECT_LT(forecast["memory"]["peak_device_bytes"], 44LL << 30);
 }
 
 }  // namespace
