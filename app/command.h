@@ -15,6 +15,7 @@ int decode(const Arguments& arguments);
 int bench(const Arguments& arguments);
 int selftest(const Arguments& arguments);
 int inspect(const Arguments& arguments);
+int report(const Arguments& arguments);
 int devices(const Arguments& arguments);
 int bench_pipeline(const Arguments& arguments);  // bench's own; the name is still in front
 int bench_comm(const Arguments& arguments);

@@ -97,7 +97,8 @@ Report inspect_hdf5(const fs::path& path) {
                    {"created", file.created},
                    {"checkpoint_digest", file.checkpoint_digest},
                    {"seed", file.seed},
-                   {"world", file.world}};
+                   {"world", file.world},
+                   {"restart_count", file.restart_count ? Report(*file.restart_count) : Report()}};
   if (file.has(io::latents::kDecodedAudio)) report["sample_rate"] = file.sample_rate;
   if (resumable) {
     const auto state = with_context(fmt::format("\"{}\"", path.string()),

@@ -22,6 +22,7 @@ constexpr Command kCommands[] = {
     {"sweep", "generate the clips of a sweep file, with everything loaded once", &sweep},
     {"decode", "make the clip again from a latents file", &decode},
     {"inspect", "tell what a file is, and what is in it", &inspect},
+    {"report", "make one HTML page of a run or of a sweep", &report},
     {"devices", "list what this machine has, and what a job would use", &devices},
     {"bench", "measure the phases of a job, or the exchange between ranks", &bench},
     {"selftest", "compare one rank with all ranks, in fast and in exact mode", &selftest},
@@ -81,13 +82,15 @@ int dispatch(const Arguments& arguments) {
 // What is wrong with the command line or the job is wrong on all ranks: one of them says it.
 bool is_alike(ErrorKind kind) { return kind == ErrorKind::usage || kind == ErrorKind::config; }
 
-int report(ErrorKind kind, const std::string& text) {
+int report_error(ErrorKind kind, const std::string& text) {
   if (is_alike(kind) && launched_ranks().rank != 0) return exit_code(kind);
   if (kind == ErrorKind::stopped) {
     log::warn("run", "{}", text);  // as the user wished
-    return exit_code(kind);
+  } else {
+    log::error(to_string(kind), "{}", text);
   }
-  log::error(to_string(kind), "{}", text);
+  log::info("run", "ended after {}, exit code {} ({})", human_duration(log::elapsed_s()),
+            exit_code(kind), to_string(kind));
   return exit_code(kind);
 }
 
@@ -98,7 +101,7 @@ int guarded(const Arguments& arguments) {
     return code;
   } catch (...) {
     const Failure failure = current_failure();
-    return failure.speaks ? report(failure.kind, failure.text) : exit_code(failure.kind);
+    return failure.speaks ? report_error(failure.kind, failure.text) : exit_code(failure.kind);
   }
 }
 

@@ -8,11 +8,12 @@
 #include "app/launcher.h"
 #include "app/options.h"
 #include "app/process.h"
+#include "app/stored_job.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/text.h"
 #include "comm/rank_context.h"
 #include "config/writer.h"
-#include "io/latents_file.h"
 #include "pipeline/outputs.h"
 #include "pipeline/run_job.h"
 
@@ -22,13 +23,16 @@ namespace {
 constexpr Usage kUsage = {
     "run",
     "flotilla run JOB.yaml [options]\n       flotilla run --ranks N JOB.yaml [options]\n"
-    "       flotilla run --resume CHECKPOINT.h5 [options]",
+    "       flotilla run --resume CHECKPOINT.h5 [options]\n"
+    "       flotilla run --from CLIP.mp4|LATENTS.h5 [options]",
     "Generates the clip that JOB.yaml describes (\"-\": standard input). "
     "Keys: docs/configuration.md.\n"
     "Order: defaults < JOB.yaml < options. Paths in the file count from the "
     "file, those of options from here.\n"
     "--resume goes on with a run that was stopped; without JOB.yaml, the job is the one in the "
-    "checkpoint.",
+    "checkpoint.\n"
+    "--from makes a clip once more, with the job that its file holds and the options' changes to "
+    "it.",
     "JOB.yaml", /*many_ranks=*/true};
 
 // The driver's job on every rank, with one seed. The file was read by each rank for itself; what
@@ -40,21 +44,19 @@ config::LoadedJob share_job(config::LoadedJob loaded, comm::RankContext& context
   return config::load_job_text(text, "the driver's job", "/");
 }
 
-// The job of a checkpoint.
-config::LoadedJob load_stored_job(const std::string& path,
-                                  const std::vector<config::Override>& overrides) {
-  const io::LatentsFile file = io::read_latents(path, {io::latents::kResumeGenerator});
-  return config::load_job_text(file.job_yaml, path + ": job_yaml", ".", overrides);
-}
-
 config::LoadedJob load(const po::variables_map& values) {
   auto overrides = job_overrides(values);
+  if (values.count("from") != 0) {
+    if (values.count("positional") != 0 || values.count("resume") != 0)
+      fail(ErrorKind::usage, "--from takes the place of JOB.yaml and of --resume");
+    return load_job_from(values["from"].as<std::string>(), overrides);
+  }
   if (values.count("resume") == 0) return config::load_job(positional(kUsage, values), overrides);
   const std::string checkpoint = values["resume"].as<std::string>();
   overrides.push_back({"checkpoint.path", checkpoint, "--resume", /*raw_string=*/true});
   overrides.push_back({"checkpoint.resume", "must", "--resume", false});
   return values.count("positional") != 0 ? config::load_job(positional(kUsage, values), overrides)
-                                         : load_stored_job(checkpoint, overrides);
+                                         : load_checkpoint_job(checkpoint, overrides);
 }
 
 int run_loaded(config::LoadedJob loaded, const pipeline::Ranks& ranks,
@@ -74,7 +76,10 @@ int run_loaded(config::LoadedJob loaded, const pipeline::Ranks& ranks,
   pipeline::PreparedJob prepared =
       ranks.agreed([&] { return pipeline::prepare_job(loaded, host(), outputs, ranks); });
   const pipeline::Phases phases = pipeline::run_job(prepared, surroundings, ranks, control);
-  if (!ranks.is_driver() || listener.owns_stdout()) return 0;
+  if (!ranks.is_driver()) return 0;
+  log::info("run", "done in {}, clip \"{}\", exit code 0 (success)",
+            human_duration(phases.elapsed_s()), prepared.job.output.path.string());
+  if (listener.owns_stdout()) return 0;
   fmt::print("prompt         {}\nseed           {}\n", prepared.job.prompt, *prepared.job.seed);
   for (const auto& line : pipeline::describe_outputs(prepared.job, prepared.plan))
     fmt::print("{}\n", line);
@@ -121,6 +126,8 @@ int run(const Arguments& arguments) {
   auto add = options.add_options();
   add("resume", po::value<std::string>()->value_name("FILE"),
       "go on from this checkpoint, and write the next ones to it");
+  add("from", po::value<std::string>()->value_name("FILE"),
+      "make the clip of this .mp4 or latents file once more, with the job that it holds");
   add("print-config", "print the job in force as YAML and stop");
   add_events_option(options);
   add_control_options(options);

@@ -98,7 +98,7 @@ void check_extensions(const Job& job, const Origins& origins, Problems& problems
                     path.extension().string(), fmt::join(allowed, " or ")));
   };
   check("output.latents", job.output.latents, {".h5", ".hdf5"});
-  check("output.metrics", job.output.metrics, {".json"});
+  check("output.metrics", job.output.metrics, {".json", ".csv"});
   check("output.contact_sheet", job.output.contact_sheet, {".png"});
 }
 

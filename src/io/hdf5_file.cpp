@@ -241,6 +241,12 @@ at::Tensor H5File::read(const std::string& name) const {
   return tensor;
 }
 
+std::string hdf5_library() {
+  unsigned major = 0, minor = 0, release = 0;
+  H5get_libversion(&major, &minor, &release);
+  return fmt::format("{}.{}.{}", major, minor, release);
+}
+
 fs::path previous_file(const fs::path& path) {
   fs::path previous = follow_links(path);
   previous.replace_filename(previous.stem().string() + "_prev" + previous.extension().string());

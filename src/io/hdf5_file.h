@@ -68,6 +68,9 @@ class H5File {
   std::vector<std::string> datasets_;
 };
 
+// "1.10.8": the HDF5 library that is loaded.
+std::string hdf5_library();
+
 // Where commit(keep_previous) keeps the file that was at `path`: "<stem>_prev<extension>".
 std::filesystem::path previous_file(const std::filesystem::path& path);
 

@@ -122,6 +122,7 @@ void write_latents(const std::filesystem::path& path, const LatentsFile& file, b
   out.write_text("", "checkpoint_digest", file.checkpoint_digest);
   out.write_integer("", "seed", file.seed);
   out.write_integer("", "world", file.world);
+  if (file.restart_count) out.write_integer("", "restart_count", *file.restart_count);
   out.write_text("", "created", fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(now)));
   for (const auto& [name, tensor] : file.tensors) write_tensor(out, name, tensor);
   if (file.has(latents::kDecodedAudio)) {
@@ -149,6 +150,7 @@ LatentsFile read_latents(const std::filesystem::path& path, const std::vector<st
       require(path, "checkpoint_digest", in.read_text("", "checkpoint_digest"));
   file.seed = require(path, "seed", in.read_integer("", "seed"));
   file.world = require(path, "world", in.read_integer("", "world"));
+  file.restart_count = in.read_integer("", "restart_count");
   file.created = require(path, "created", in.read_text("", "created"));
   const std::vector<std::string> there = in.datasets();
   for (const std::string& name : names) {

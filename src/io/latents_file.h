@@ -49,6 +49,8 @@ struct LatentsFile {
   std::string checkpoint_digest;  // of header and size
   int64_t seed = 0;
   int64_t world = 1;
+  // How often the batch job was put back into the queue; nothing outside of one.
+  std::optional<int64_t> restart_count;
   std::string created;
   int64_t sample_rate = 0;  // of decoded/audio; 0 without it
 

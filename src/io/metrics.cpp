@@ -3,6 +3,8 @@
 #include <sys/utsname.h>
 
 #include <algorithm>
+#include <charconv>
+#include <cstring>
 #include <fstream>
 #include <sstream>
 #include <string_view>
@@ -10,7 +12,9 @@
 
 #include "base/error.h"
 #include "base/temp_file.h"
+#include "base/text.h"
 #include "io/file_bytes.h"
+#include "io/metrics_csv.h"
 
 namespace flotilla::io {
 namespace {
@@ -37,6 +41,10 @@ constexpr const char* kVariables[] = {"SLURM_JOB_ID",
                                       "OMPI_COMM_WORLD_LOCAL_SIZE",
                                       "OMPI_MCA_btl",
                                       "OMPI_MCA_pml",
+                                      "OMPI_MCA_coll",
+                                      "OMPI_MCA_hwloc_base_binding_policy",
+                                      "OMPI_MCA_mpi_yield_when_idle",
+                                      "OMPI_MCA_rmaps_base_oversubscribe",
                                       "PMIX_VERSION",
                                       "CUDA_VISIBLE_DEVICES",
                                       "CUDA_DEVICE_ORDER",
@@ -49,9 +57,19 @@ constexpr const char* kVariables[] = {"SLURM_JOB_ID",
                                       "NCCL_P2P_LEVEL",
                                       "NCCL_SHM_DISABLE",
                                       "NCCL_NVLS_ENABLE",
+                                      "NCCL_CUMEM_ENABLE",
+                                      "NCCL_NET",
+                                      "NCCL_IB_DISABLE",
+                                      "NCCL_SOCKET_IFNAME",
+                                      "NCCL_BUFFSIZE",
+                                      "NCCL_MAX_NCHANNELS",
+                                      "FLOTILLA_TEST_FAULT",
                                       "OMP_NUM_THREADS",
                                       "OMP_PROC_BIND",
                                       "OMP_PLACES",
+                                      "OMP_SCHEDULE",
+                                      "OMP_DYNAMIC",
+                                      "OMP_WAIT_POLICY",
                                       "MKL_NUM_THREADS",
                                       "HDF5_USE_FILE_LOCKING",
                                       "LOADEDMODULES",
@@ -93,14 +111,17 @@ RankSpread spread_over_ranks(std::vector<double> values) {
 
 Metrics::Metrics() {
   json_["schema_version"] = kSchemaVersion;
-  for (const char* block : {"versions", "environment", "devices", "job", "plan"})
+  for (const char* block :
+       {"start", "end", "versions", "environment", "slurm", "devices", "job", "plan"})
     json_[block] = nullptr;
   json_["prompt_truncated"] = nullptr;
   json_["total_s"] = nullptr;
   json_["phases"] = Json::object();
   json_["steps"] = Json::object();
   json_["over_ranks"] = {{"phases", Json::object()}, {"steps", Json::object()}};
+  for (const char* block : {"timeline", "phases_memory"}) json_[block] = nullptr;
   json_["exchange"] = {{"bytes", nullptr}, {"seconds", nullptr}};
+  for (const char* block : {"checkpoint", "latents"}) json_[block] = nullptr;
   for (const char* figure :
        {"bytes_read_total", "padding_fraction", "peak_host_bytes", "peak_device_bytes"}) {
     json_[figure] = nullptr;
@@ -160,7 +181,9 @@ void Metrics::set_extra(const std::string& key, Json value) { json_[key] = std::
 void Metrics::write(const std::filesystem::path& path, bool overwrite) const {
   PendingFile file(path, overwrite);
   // Bytes that are no UTF-8 (a path from the environment) must not cost the whole file.
-  const std::string text = json_.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+  const std::string text = to_lower(path.extension().string()) == ".csv"
+                               ? metrics_csv(json_)
+                               : json_.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
   write_bytes(file.temporary(), path, {reinterpret_cast<const uint8_t*>(text.data()), text.size()});
   file.commit();
 }
@@ -180,6 +203,30 @@ Metrics::Json capture_environment(const std::function<const char*(const char*)>&
     const char* value = variable(name);
     variables[name] = value != nullptr ? Metrics::Json(value) : Metrics::Json(nullptr);
   }
+  return json;
+}
+
+std::optional<int64_t> restart_count(const std::function<const char*(const char*)>& variable) {
+  const char* text = variable("SLURM_RESTART_COUNT");
+  if (text == nullptr) return std::nullopt;
+  int64_t count = 0;
+  const char* end = text + std::strlen(text);
+  const auto [stop, code] = std::from_chars(text, end, count);
+  if (code != std::errc() || stop != end || count < 0) return std::nullopt;
+  return count;
+}
+
+Metrics::Json capture_slurm(const std::function<const char*(const char*)>& variable) {
+  if (variable("SLURM_JOB_ID") == nullptr) return nullptr;
+  Metrics::Json json;
+  for (const auto& [key, name] :
+       {std::pair("job_id", "SLURM_JOB_ID"), std::pair("array_job_id", "SLURM_ARRAY_JOB_ID"),
+        std::pair("array_task_id", "SLURM_ARRAY_TASK_ID"), std::pair("step_id", "SLURM_STEP_ID")}) {
+    const char* value = variable(name);
+    json[key] = value != nullptr ? Metrics::Json(value) : Metrics::Json(nullptr);
+  }
+  const auto count = restart_count(variable);
+  json["restart_count"] = count ? Metrics::Json(*count) : Metrics::Json(nullptr);
   return json;
 }
 

@@ -28,7 +28,8 @@ class Metrics {
   using Json = nlohmann::ordered_json;
 
   Metrics();
-  // "versions", "devices", "plan", "environment", "job": blocks that the caller fills.
+  // Blocks and figures that the caller fills: "start", "end", "versions", "environment", "slurm",
+  // "devices", "job", "plan", "timeline", "phases_memory", "checkpoint", "latents".
   void set_block(const std::string& block, Json value);
   // Phases that may come, in this order: null until they do.
   void declare_phases(const std::vector<std::string>& names);
@@ -49,7 +50,8 @@ class Metrics {
   void set_extra(const std::string& key, Json value);
 
   const Json& json() const { return json_; }
-  // Written whole or not at all. Errors: ErrorKind::output.
+  // Written whole or not at all; to a name that ends with ".csv" as a table (metrics_csv.h).
+  // Errors: ErrorKind::output.
   void write(const std::filesystem::path& path, bool overwrite) const;
 
  private:
@@ -62,8 +64,14 @@ class Metrics {
 // an unset one.
 Metrics::Json capture_environment(const std::function<const char*(const char*)>& variable);
 
-// Most memory that this process has held (VmHWM), since start_host_peak() when there was one; 0 when
-// the system does not say.
+// Numbers of the batch job: job_id, array_job_id, array_task_id, step_id, restart_count; null
+// without Slurm.
+Metrics::Json capture_slurm(const std::function<const char*(const char*)>& variable);
+// SLURM_RESTART_COUNT: how often the batch job was put back into the queue.
+std::optional<int64_t> restart_count(const std::function<const char*(const char*)>& variable);
+
+// Most memory that this process has held (VmHWM), since start_host_peak() when there was one; 0
+// when the system does not say.
 int64_t peak_host_bytes();
 // Counts the peak anew, from what is held now. False: the system does not allow it.
 bool start_host_peak();

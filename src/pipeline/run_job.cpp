@@ -12,10 +12,13 @@
 #include "base/log.h"
 #include "base/text.h"
 #include "config/validate.h"
+#include "config/job_hash.h"
 #include "config/writer.h"
 #include "gpu/device.h"
+#include "io/clock.h"
 #include "io/ffmpeg.h"
 #include "io/image_reader.h"
+#include "io/metrics.h"
 #include "pipeline/decode.h"
 #include "pipeline/distilled.h"
 #include "pipeline/job_events.h"
@@ -56,8 +59,19 @@ gpu::AttentionBackend attention_of(config::Attention choice) {
   return gpu::AttentionBackend::automatic;
 }
 
-void log_header(const PreparedJob& prepared) {
+// A line for each rank of a job on CPUs; that of GPUs comes when they are attached.
+void log_ranks(const Ranks& ranks, const Host& host) {
+  const auto facts = facts_of(ranks, host.variable);
+  for (size_t rank = 0; rank < facts.size(); ++rank)
+    log::info("run", "rank {}: {}, process {}, cores {}", rank, facts[rank].host, facts[rank].pid,
+              facts[rank].cores);
+}
+
+void log_header(const PreparedJob& prepared, const Ranks& ranks, const Host& host) {
   const auto& [job, ffmpeg, files, plan, residents, original_prompt] = prepared;
+  log::info("run", "{}", versions_line());
+  if (plan.gpus.empty()) log_ranks(ranks, host);
+  log::info("run", "job {}, started {}", config::job_hash(job), io::time_text(io::wall_clock_s()));
   log::info("run", "model {} (version {}), {} on {}, {} threads",
             files->transformer()->path().filename().string(),
             files->model_version().empty() ? "unknown" : files->model_version(),
@@ -71,9 +85,11 @@ void log_header(const PreparedJob& prepared) {
 }
 
 // The attributes of a latents file or checkpoint.
-io::LatentsFile make_record(const PreparedJob& prepared, const std::string& job_yaml) {
+io::LatentsFile make_record(const PreparedJob& prepared, const Host& host,
+                            const std::string& job_yaml) {
   io::LatentsFile record;
   record.world = prepared.plan.world_size;
+  record.restart_count = io::restart_count(host.variable);
   record.flotilla_version = program_version();
   record.job_yaml = job_yaml;
   record.checkpoint_digest = prepared.files->digest();
@@ -200,12 +216,12 @@ RunState first_state(const PreparedJob& prepared, const RunControl& control, con
 // Null without checkpoint.path.
 std::unique_ptr<SafePoints> make_safe_points(const PreparedJob& prepared, const RunState& state,
                                              const RunControl& control, StopWatch& stop,
-                                             const Ranks& ranks) {
+                                             const Host& host, const Ranks& ranks) {
   const config::Job& job = prepared.job;
   if (job.checkpoint.path.empty()) return nullptr;
   SafePointSettings settings;
   settings.checkpoint = job.checkpoint;
-  settings.header = make_record(prepared, config::to_yaml(stored_job(job, prepared.plan)));
+  settings.header = make_record(prepared, host, config::to_yaml(stored_job(job, prepared.plan)));
   settings.resumed = next_phase(state) != "text";
   settings.keep_previous = !control.resume || !control.resume->is_previous;
   return std::make_unique<SafePoints>(ranks, state, stop, std::move(settings));
@@ -281,7 +297,7 @@ PreparedJob prepare_job(const config::LoadedJob& loaded, const Host& host, Outpu
 
 Phases run_job(PreparedJob& prepared, const Host& host, const Ranks& ranks, RunControl control) {
   const auto& [job, ffmpeg, files, plan, residents, original_prompt] = prepared;
-  if (ranks.is_driver()) log_header(prepared);
+  if (ranks.is_driver()) log_header(prepared, ranks, host);
   io::EventSink* const events = ranks.is_driver() ? host.events : nullptr;
   if (events != nullptr) events->emit(accepted_event(prepared));
   ranks.attach_gpus(plan.gpus);
@@ -302,9 +318,9 @@ Phases run_job(PreparedJob& prepared, const Host& host, const Ranks& ranks, RunC
   }
   RunState state = first_state(prepared, control, ranks);
   StopWatch stop(job.limits, control.stop);
-  const auto safe_points = make_safe_points(prepared, state, control, stop, ranks);
+  const auto safe_points = make_safe_points(prepared, state, control, stop, host, ranks);
   session.safe_points = safe_points.get();
-  const io::LatentsFile record = make_record(prepared, config::to_yaml(job));
+  const io::LatentsFile record = make_record(prepared, host, config::to_yaml(job));
   const bool wants_latents = ranks.is_driver() && !job.output.latents.empty();
 
   const ClipLatents latents = run_pipeline(session, *job.seed, state);
@@ -318,7 +334,8 @@ Phases run_job(PreparedJob& prepared, const Host& host, const Ranks& ranks, RunC
   // Again, with what was decoded.
   if (wants_latents) write_record(session, record, state, job.output.overwrite || !has_checkpoint);
   phases.enter("finish");
-  write_metrics(prepared, phases, host, ranks);
+  write_metrics(prepared, phases, host, ranks,
+                {&state, safe_points ? safe_points->writes() : CheckpointWrites{}});
   phases.fault().require_done();
   if (events != nullptr) events->emit(done_event(prepared, phases));
   return phases;

@@ -92,6 +92,8 @@ void SafePoints::write() {
     });
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
     log::debug("checkpoint", "written {} in {:.3f} s", place_of(state_), seconds.count());
+    ++writes_.count;
+    writes_.seconds += seconds.count();
   });
   settings_.keep_previous = true;
   is_written_ = true;

@@ -25,6 +25,11 @@ struct SafePointSettings {
   bool keep_previous = true;
 };
 
+struct CheckpointWrites {
+  int64_t count = 0;
+  double seconds = 0;  // on the driver, which writes
+};
+
 // Every call is collective. Errors, agreed on all ranks: ErrorKind::output (the checkpoint cannot
 // be written; the one before it is whole), ErrorKind::stopped, ErrorKind::communication.
 class SafePoints {
@@ -47,6 +52,8 @@ class SafePoints {
   void alone() const;
   // Throws the error of an agreed stop, on all ranks; the checkpoint is written by then.
   [[noreturn]] void end_run() const;
+  // So far.
+  const CheckpointWrites& writes() const { return writes_; }
 
  private:
   void write();
@@ -61,6 +68,7 @@ class SafePoints {
   size_t num_written_ = 0;    // results in it
   int64_t written_step_ = 0;  // of the stage's loop; 0: it was written between stages
   std::string reason_;        // of an agreed stop
+  CheckpointWrites writes_;
 };
 
 }  // namespace flotilla::pipeline

@@ -21,7 +21,7 @@ using nlohmann::json;
 
 TEST(EventsTest, KindComesFirstAndStrangeBytesStayOneLine) {
   const std::string line = event_line({{"a", "x\ny\xff"}, {"event", "done"}});
-  EXPECT_THAT(line, testing::StartsWith(R"({"event":"done","a":"x\ny)"));
+  EXPECT_THAT(line, ::testing::StartsWith(R"({"event":"done","a":"x\ny)"));
   EXPECT_EQ(line.find('\n'), std::string::npos);
   EXPECT_TRUE(json::accept(line));
 }

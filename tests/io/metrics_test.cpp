@@ -4,6 +4,7 @@
 
 #include <cstdlib>
 
+#include "io/metrics_csv.h"
 #include "io_support.h"
 #include "support/temp_dir.h"
 
@@ -103,6 +104,49 @@ TEST(MetricsTest, EnvironmentHoldsKnownVariablesAndNoSecrets) {
   EXPECT_EQ(json.dump().find("secret"), std::string::npos);
   EXPECT_EQ(field_names(json),
             field_names(capture_environment([](const char*) { return nullptr; })));
+}
+
+TEST(MetricsTest, RestartCountIsANumberOrNothing) {
+  const auto count_of = [](const char* text) {
+    return restart_count([text](const char*) { return text; });
+  };
+  EXPECT_EQ(count_of("2"), 2);
+  EXPECT_EQ(count_of(nullptr), std::nullopt);
+  EXPECT_EQ(count_of(""), std::nullopt);
+  EXPECT_EQ(count_of("2x"), std::nullopt);
+  EXPECT_EQ(count_of("-1"), std::nullopt);
+  EXPECT_TRUE(capture_slurm([](const char*) { return nullptr; }).is_null());
+  const auto slurm = capture_slurm(
+      [](const char* name) { return std::string_view(name) == "SLURM_JOB_ID" ? "7" : nullptr; });
+  EXPECT_EQ(
+      slurm.dump(),
+      R"({"job_id":"7","array_job_id":null,"array_task_id":null,"step_id":null,"restart_count":null})");
+}
+
+TEST(MetricsTest, TableHasTheSameColumnsWhateverIsKnown) {
+  const std::string bare = metrics_csv(Metrics().json());
+  const std::string full = metrics_csv(sample(1).json());
+  const auto header = [](const std::string& text) { return text.substr(0, text.find('\n')); };
+  EXPECT_EQ(header(bare), header(full));
+  EXPECT_EQ(std::count(full.begin(), full.end(), '\n'), 2);
+  const auto cells = [&](const std::string& text) {
+    const std::string row = text.substr(text.find('\n') + 1);
+    return std::count(row.begin(), row.end(), ',') + 1;
+  };
+  EXPECT_EQ(cells(full), static_cast<int64_t>(metrics_columns().size()));
+  EXPECT_EQ(cells(bare), cells(full));
+}
+
+TEST(MetricsTest, TableTakesMediansAndQuotesWhatNeedsIt) {
+  EXPECT_EQ(csv_cell("plain"), "plain");
+  EXPECT_EQ(csv_cell("a,\"b\"\n"), "\"a,\"\"b\"\"\n\"");
+  const test::TempDir folder;
+  Metrics metrics = sample(1);
+  metrics.set_block("environment", {{"host", "a,b"}});
+  metrics.write(folder / "m.csv", false);
+  const std::string text = test::read_file(folder / "m.csv");
+  EXPECT_NE(text.find(",\"a,b\","), std::string::npos);
+  EXPECT_NE(text.find(",0.35,"), std::string::npos);  // of the steps 0.3 and 0.4
 }
 
 TEST(MetricsTest, BytesThatAreNoTextDoNotCostTheFile) {
