@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <future>
+#include <memory>
 #include <tuple>
 
 #include "audio/audio_vae.h"
