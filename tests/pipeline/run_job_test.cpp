@@ -290,9 +290,9 @@ TEST_F(RunJobTest, PictureThatCannotBeReadIsToldBeforeAnyWeightIs) {
   test::write_file(dir_ / "text.png", "no picture");
   auto prepared = pipeline::prepare_job(
       load(yaml("images: [{path: " + (dir_ / "text.png").string() + ", crf: 0}]\n" + outputs())),
-      host());
+      test::host());
   try {
-    pipeline::run_job(prepared, host());
+    pipeline::run_job(prepared, test::host());
     ADD_FAILURE() << "no error";
   } catch (const Error& error) {
     EXPECT_EQ(error.kind(), ErrorKind::input);
