@@ -153,7 +153,9 @@ void bench_swaps(Bench& bench, const pipeline::PreparedJob& prepared, const pipe
     return transformer::Transformer(files.transformer(), pipeline::storage_policy(job.precision),
                                     plan.device, ranks.load_arena());
   });
-  parallel::SharedWeights weights(model.arena(), ranks.world());
+  parallel::SharedWeightsOptions options;
+  if (plan.clean_on_device) options.clean_device = plan.device;
+  parallel::SharedWeights weights(model.arena(), ranks.world(), options);
   const auto set = model.lora_set(files.stage_2_loras());
   for (int i = 0; i < iters; ++i) {
     bench.measure(i == 0 ? "fuse (first)" : "fuse", [&] {

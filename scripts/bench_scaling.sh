@@ -43,6 +43,8 @@ mkdir "$details"
 export NCCL_NVLS_ENABLE=${NCCL_NVLS_ENABLE:-0}
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
 export OMPI_MCA_hwloc_base_binding_policy=none OMP_NUM_THREADS=${OMP_NUM_THREADS:-4}
+# Without the encoder the frames go into a file as they are.
+if command -v ffmpeg >/dev/null; then container=mp4; else container=y4m; fi
 deadline=$((SECONDS + minutes * 60))
 left() { echo $((deadline - SECONDS)); }
 say() { printf '%4d s  %s\n' "$SECONDS" "$*"; }
@@ -181,12 +183,12 @@ end_to_end() {
       for run in cold warm; do
         attempt "end_to_end_${job}_${n}_$run" 120 "${start[@]}" "$program" run "configs/$job.yaml" "${shared_job[@]}" \
           --overwrite --quiet \
-          --output "$work/clip.mp4" --set output.latents= --set output.contact_sheet= \
+          --output "$work/clip.$container" --set output.latents= --set output.contact_sheet= \
           --metrics "$details/end_to_end_${job}_${n}_$run.json"
       done
       attempt "forecast_${job}_$n" 30 "$program" run "configs/$job.yaml" "${shared_job[@]}" --dry-run \
         --json --world "$n" --overwrite \
-        --output "$work/clip.mp4" --set output.latents= --set output.contact_sheet= \
+        --output "$work/clip.$container" --set output.latents= --set output.contact_sheet= \
         --set output.metrics= --measured "$details/end_to_end_${job}_${n}_warm.json" &&
         cp "$details/forecast_${job}_$n.txt" "$details/forecast_${job}_$n.json"
     done
@@ -202,7 +204,7 @@ fault() {
     begin=$(date +%s.%N)
     FLOTILLA_SCALING_RUN=$begin FLOTILLA_TEST_FAULT=rank=1,phase=$place,do=kill \
       timeout -k 10 120 "${start[@]}" "$program" run configs/demo.yaml \
-      "${shared_job[@]}" --overwrite --output "$work/killed.mp4" --set output.latents= --set output.contact_sheet= \
+      "${shared_job[@]}" --overwrite --output "$work/killed.$container" --set output.latents= --set output.contact_sheet= \
       --set output.metrics= \
       >"$details/$name.txt" 2>&1 </dev/null || code=$?
     after=$(ls /dev/shm)
@@ -267,7 +269,7 @@ full() {
       [ "$job" = distilled ] || more=(--set "models.distilled_lora.path=$(echo "$true_size"/*lora*.safetensors)")
       attempt "end_to_end_full_${job}_${n}_warm" 240 "${start[@]}" "$program" run "configs/$job.yaml" \
         --overwrite "${models[@]}" \
-        "${more[@]}" --output "$work/clip.mp4" --metrics "$details/end_to_end_full_${job}_${n}_warm.json"
+        "${more[@]}" --output "$work/clip.$container" --metrics "$details/end_to_end_full_${job}_${n}_warm.json"
     done
   done
 }
