@@ -39,6 +39,7 @@ json done_event(const PreparedJob& prepared, const Phases& phases) {
   return {{"event", "done"},
           {"time", io::time_text(io::wall_clock_s())},
           {"elapsed_s", phases.elapsed_s()},
+          {"warm", phases.warm()},
           {"seed", *prepared.job.seed},
           {"prompt", prepared.job.prompt},
           {"outputs", outputs_of(prepared.job.output)},

@@ -131,6 +131,14 @@ int64_t Residents::bytes_of(Kept kind) const {
   return bytes;
 }
 
+std::vector<std::string> Residents::names() const {
+  constexpr std::string_view kArticle = "the ";
+  std::vector<std::string> names;
+  for (const KeptModel& model : kept_models())
+    if (keeps(model.kind)) names.emplace_back(model.name.substr(kArticle.size()));
+  return names;
+}
+
 int64_t Residents::shortfall(const PhaseMemory& phase, at::Device device,
                              const Ranks& ranks) const {
   int64_t kept = 0;

@@ -19,6 +19,7 @@
 #include <string_view>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include "config/job.h"
 #include "gpu/attention_probe.h"
@@ -94,6 +95,8 @@ class Residents {
   // The job has no more use for it: lets go of it where nothing outlives the job.
   void done_with(Kept kind);
   bool keeps(Kept kind) const { return slots_[static_cast<size_t>(kind)].is_filled; }
+  // All that it keeps, in words: "transformer", "text encoder".
+  std::vector<std::string> names() const;
 
   // Lets go of models that `phase` (of the forecast) does not use until it fits into the memory of
   // the device; says which. Collective.

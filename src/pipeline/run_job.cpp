@@ -213,12 +213,12 @@ RunState first_state(const PreparedJob& prepared, const RunControl& control, con
   return state;
 }
 
-// Null without checkpoint.path.
+// Null when the run cannot stop early.
 std::unique_ptr<SafePoints> make_safe_points(const PreparedJob& prepared, const RunState& state,
                                              const RunControl& control, StopWatch& stop,
                                              const Host& host, const Ranks& ranks) {
   const config::Job& job = prepared.job;
-  if (job.checkpoint.path.empty()) return nullptr;
+  if (job.checkpoint.path.empty() && !control.always_stops) return nullptr;
   SafePointSettings settings;
   settings.checkpoint = job.checkpoint;
   settings.header = make_record(prepared, host, config::to_yaml(stored_job(job, prepared.plan)));
@@ -317,6 +317,7 @@ Phases run_job(PreparedJob& prepared, const Host& host, const Ranks& ranks, RunC
     prepared.original_prompt = control.resume->file.original_prompt;  // of a stored job
   }
   RunState state = first_state(prepared, control, ranks);
+  const bool has_checkpoint = !job.checkpoint.path.empty();
   StopWatch stop(job.limits, control.stop);
   const auto safe_points = make_safe_points(prepared, state, control, stop, host, ranks);
   session.safe_points = safe_points.get();
@@ -326,7 +327,6 @@ Phases run_job(PreparedJob& prepared, const Host& host, const Ranks& ranks, RunC
   const ClipLatents latents = run_pipeline(session, *job.seed, state);
   // A run that is stopped in the decode is to find the place of its latents free when it goes on;
   // its checkpoint has them as well.
-  const bool has_checkpoint = safe_points != nullptr;
   if (wants_latents && !has_checkpoint) write_record(session, record, state, job.output.overwrite);
   if (has_checkpoint || wants_latents)
     phases.note_latents(has_checkpoint ? job.checkpoint.path : job.output.latents);
@@ -337,6 +337,7 @@ Phases run_job(PreparedJob& prepared, const Host& host, const Ranks& ranks, RunC
   write_metrics(prepared, phases, host, ranks,
                 {&state, safe_points ? safe_points->writes() : CheckpointWrites{}});
   phases.fault().require_done();
+  if (host.results && ranks.is_driver()) host.results(state);
   if (events != nullptr) events->emit(done_event(prepared, phases));
   return phases;
 }

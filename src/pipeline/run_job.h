@@ -20,6 +20,7 @@
 #include "pipeline/ranks.h"
 #include "pipeline/residents.h"
 #include "pipeline/resume.h"
+#include "pipeline/run_state.h"
 #include "pipeline/stages.h"
 #include "pipeline/stop.h"
 
@@ -31,6 +32,8 @@ struct Host {
   std::function<const char*(const char*)> variable;  // getenv
   std::optional<Fault> fault = {};                   // of tests; see fault.h
   io::EventSink* events = nullptr;                   // told on the driver; see job_events.h
+  // Gets on the driver what was made, once it is written.
+  std::function<void(const RunState&)> results = {};
 };
 
 struct PreparedJob {
@@ -61,10 +64,13 @@ PreparedJob prepare_job(const config::LoadedJob& loaded, const Host& host,
 // A seed for a job that has none: 32 random bits, all that the CPU generator uses.
 uint64_t draw_seed();
 
-// Where a run begins and what may end it early; both count with checkpoint.path only.
+// Where a run begins and what may end it early; both count with checkpoint.path only, unless
+// `always_stops`.
 struct RunControl {
   StopSources stop;
   std::optional<FoundCheckpoint> resume;  // given on the driver; the state reaches all ranks
+  // stop.signal counts without checkpoint.path too; nothing is kept then.
+  bool always_stops = false;
 };
 
 // Runs it; the driver decodes and writes all outputs. Returns this rank's times. Collective. The

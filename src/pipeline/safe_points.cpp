@@ -39,8 +39,10 @@ void SafePoints::check_finite(const std::optional<Error>& error) {
 void SafePoints::end_non_finite(const std::string& text) {
   // A state between stages is there already, and that of a step perhaps.
   if (state_.loop && state_.loop->step != written_step_) write();
-  std::string whole = fmt::format("{}; the state {} is in \"{}\"", text, place_of(state_),
-                                  settings_.checkpoint.path.string());
+  std::string whole = text;
+  if (!settings_.checkpoint.path.empty())
+    whole += fmt::format("; the state {} is in \"{}\"", place_of(state_),
+                         settings_.checkpoint.path.string());
   if (ranks_.context == nullptr) fail(ErrorKind::non_finite, std::move(whole));
   throw comm::AgreedError(ErrorKind::non_finite, std::move(whole), ranks_.is_driver());
 }
@@ -75,12 +77,16 @@ void SafePoints::end_run() const {
 
 std::string SafePoints::end_text(const std::string& reason) const {
   const std::string path = settings_.checkpoint.path.string();
+  if (path.empty())
+    return fmt::format("stopped by {} {}; without checkpoint.path nothing of it is kept", reason,
+                       place_of(state_));
   return fmt::format(
       "stopped by {} {}; the state is in \"{}\"; go on with: flotilla run --resume '{}'", reason,
       place_of(state_), path, path);
 }
 
 void SafePoints::write() {
+  if (settings_.checkpoint.path.empty()) return;
   ranks_.agreed([&] {
     if (!ranks_.is_driver()) return;
     const auto start = std::chrono::steady_clock::now();

@@ -17,7 +17,7 @@
 namespace flotilla::pipeline {
 
 struct SafePointSettings {
-  config::Checkpoint checkpoint;  // with a path
+  config::Checkpoint checkpoint;  // without a path nothing is written
   io::LatentsFile header;         // the attributes of the file
   bool resumed = false;           // the state comes from a file and has nothing new yet
   // False when the file at checkpoint.path is damaged and the one before it was used: the good one
