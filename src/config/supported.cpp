@@ -1,21 +1,14 @@
-// What a valid job may ask for and this version does not run yet, and the choice of `auto` values.
+// What a valid job may ask for and these ranks or this machine cannot do, and the choice of `auto`
+// values.
 #include <fmt/format.h>
 
 #include <string>
-#include <string_view>
 #include <thread>
 
 #include "config/validate.h"
 
 namespace flotilla::config {
 namespace {
-
-struct Unsupported {
-  bool is_asked_for;
-  std::string_view key;
-  std::string value;
-  std::string_view instead;
-};
 
 // More threads than this for each core only wait for each other; the pool behind them fails to
 // start long before the key's own limit.
@@ -33,16 +26,11 @@ void check_threads(const Job& job, const Origins& origins, Problems& problems) {
 }  // namespace
 
 void check_supported(const Job& job, const Origins& origins, int64_t world_size) {
-  const Unsupported table[] = {
-      {job.offload != Offload::none, "offload", std::string(to_string(job.offload)), "use none"},
-  };
   Problems problems;
-  for (const auto& [is_asked_for, key, value, instead] : table) {
-    const std::string name(key);
-    if (is_asked_for) {
-      problems.add(origins.place(name), name,
-                   fmt::format("{} is not built into this version yet; {}", value, instead));
-    }
+  if (job.offload != Offload::none && world_size > 1) {
+    problems.add(origins.place("offload"), "offload",
+                 fmt::format("{} works on one rank, and this run has {}; use none, or one rank",
+                             to_string(job.offload), world_size));
   }
   if (const int64_t groups = job.stage_1.guidance_groups.value_or(1); world_size % groups != 0) {
     const std::string key = "stage_1.guidance_groups";

@@ -251,8 +251,8 @@ void check_devices(Checker& checker) {
                 "cudnn needs a GPU, and device is cpu; use auto, math or flash");
   checker.check(!on_cpu || job.sp.transport != Transport::nccl, "sp.transport",
                 "nccl needs GPUs, and device is cpu; use auto or peer");
-  checker.check(!on_cpu || job.offload == Offload::none, "offload",
-                "the weights are on the CPU already with device: cpu; use none");
+  checker.check(!on_cpu || job.offload != Offload::cpu, "offload",
+                "the weights are on the CPU already with device: cpu; use none, or disk");
   checker.check(job.device != Device::cuda || job.attention != Attention::flash ||
                     job.precision != Precision::fp32,
                 "attention", "flash on a GPU needs 16-bit numbers, and precision is fp32");
@@ -263,6 +263,9 @@ void check_combinations(Checker& checker) {
   checker.check(!job.models.fixed_loras || job.pipeline == Pipeline::distilled,
                 "models.fixed_loras",
                 "true is impossible with pipeline: ti2vid_two_stages, whose stage 2 adds a LoRA");
+  const bool has_loras = !job.models.loras.empty() || job.pipeline == Pipeline::ti2vid_two_stages;
+  checker.check(job.offload != Offload::disk || !has_loras, "offload",
+                "disk takes the weights as they are in their file, without LoRAs; use cpu");
   checker.check(job.text.enhance || job.text.enhancer.empty(), "text.enhancer",
                 "has no effect without text.enhance: true");
   checker.check(!job.output.save_frames || !job.output.latents.empty(), "output.save_frames",

@@ -51,11 +51,19 @@ class PhaseBuilder {
   }
   // From load_transformer on to the last stage.
   void transformer(bool with_factors) {
-    on_device("weights of the transformer", sizes_.plan.weight_bytes);
+    on_device("weights of the transformer", sizes_.plan.held_weights.device_bytes);
+    on_host("weights of the transformer on the host", sizes_.plan.held_weights.host_bytes);
     const int64_t clean = clean_share_bytes(sizes_);
     constexpr const char* kCleanRows = "clean rows of this rank's share";
     sizes_.plan.clean_on_device ? on_device(kCleanRows, clean) : on_host(kCleanRows, clean);
     if (with_factors) on_host("factors of LoRAs for this rank's share", lora_factor_bytes(sizes_));
+  }
+  // LoRAs are fused where the weights lie.
+  void fuse_work() {
+    const int64_t bytes = fuse_work_bytes(sizes_);
+    if (sizes_.plan.weight_home == transformer::WeightHome::host)
+      return on_host("LoRAs at work", bytes);
+    activations(bytes);
   }
 
   const ForecastSizes& sizes() const { return sizes_; }
@@ -110,7 +118,7 @@ constexpr Row kRows[] = {
     {"load_transformer", always,
      [](PhaseBuilder& phase) {
        phase.transformer(/*with_factors=*/true);
-       phase.activations(fuse_work_bytes(phase.sizes()));
+       phase.fuse_work();
      }},
     {"stage_1", always,
      [](PhaseBuilder& phase) {
@@ -125,7 +133,7 @@ constexpr Row kRows[] = {
     {"fuse_loras", is_two_stages,
      [](PhaseBuilder& phase) {
        phase.transformer(/*with_factors=*/true);
-       phase.activations(fuse_work_bytes(phase.sizes()));
+       phase.fuse_work();
      }},
     {"stage_2", always,
      [](PhaseBuilder& phase) {
@@ -147,10 +155,13 @@ constexpr Row kRows[] = {
 };
 
 std::vector<SafeGap> safe_gaps(const Plan& plan) {
+  const int64_t loaded = plan.weight_home == transformer::WeightHome::file
+                             ? plan.held_weights.device_bytes
+                             : plan.weight_bytes;
   std::vector<SafeGap> gaps = {
       {"text", "the text encoder is loaded and reads the prompts"},
-      {"load_transformer", fmt::format("{} of weights are loaded",
-                                       human_bytes(static_cast<double>(plan.weight_bytes)))},
+      {"load_transformer",
+       fmt::format("{} of weights are loaded", human_bytes(static_cast<double>(loaded)))},
       {"upsample", "the whole latent"},
   };
   for (const StagePlan* stage : {&plan.stage_1, &plan.stage_2}) {

@@ -46,13 +46,14 @@ std::string_view memory_advice(std::string_view phase) {
            "the text encoder";
   }
   if (phase.starts_with("load_") || phase.starts_with("enhance") || phase == "fuse_loras") {
-    return "use a lower precision (bf16, fp8_cast), or a machine with more memory; more ranks do "
-           "not help, each holds all weights";
+    return "use a lower precision (bf16, fp8_cast), offload: cpu or disk on one rank, or a machine "
+           "with more memory; more ranks do not help, each holds all weights";
   }
   if (phase == "decode_video")
     return "use smaller decoder tiles (decoder.tiling), or a smaller clip";
-  return "use a smaller clip (video.width, video.height, video.num_frames), or a lower precision; "
-         "more ranks share the activations, but each holds all weights";
+  return "use a smaller clip (video.width, video.height, video.num_frames), a lower precision, or "
+         "offload: cpu or disk on one rank; more ranks share the activations, but each holds all "
+         "weights";
 }
 
 void Phases::enter(const std::string& name) {

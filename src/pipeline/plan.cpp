@@ -179,6 +179,56 @@ RankDevices first_devices(const config::Job& job) {
   return {own, {}, gpu::total_memory_bytes(own)};
 }
 
+// The memory of a CPU is the host's: weights are there already.
+transformer::WeightHome home_of(config::Offload offload, at::Device device) {
+  if (offload == config::Offload::disk) return transformer::WeightHome::file;
+  const bool moves = offload == config::Offload::cpu && device.is_cuda();
+  return moves ? transformer::WeightHome::host : transformer::WeightHome::device;
+}
+
+// Weights and clean rows together may take this much of a GPU; the rest is for activations.
+constexpr double kWeightsShare = 0.6;
+
+// Swapping LoRAs is ten times as fast where the clean rows need not cross from the host. Decided
+// from sizes alone, so alike on all ranks: clean rows are a rank's share of the weights at most.
+bool clean_rows_fit(const Plan& plan, const ModelFiles& files, const config::Job& job) {
+  if (!plan.device.is_cuda() || plan.weight_home != transformer::WeightHome::device ||
+      job.models.fixed_loras || files.stage_2_loras().empty())
+    return false;
+  const double bytes =
+      static_cast<double>(plan.weight_bytes) * (1.0 + 1.0 / static_cast<double>(plan.world_size));
+  return bytes <= kWeightsShare * static_cast<double>(plan.memory_bytes);
+}
+
+void plan_weights(const config::Job& job, const ModelFiles& files, Plan& plan) {
+  const loader::StoragePolicy policy = storage_policy(job.precision);
+  plan.dtype = policy.dtype;
+  plan.precision = policy.name();
+  plan.weight_bytes = transformer::weight_bytes(files.transformer(), policy);
+  plan.weight_home = home_of(job.offload, plan.device);
+  plan.held_weights = transformer::held_weights(files.transformer(), policy, plan.weight_home,
+                                                plan.device.is_cuda());
+  plan.clean_on_device = clean_rows_fit(plan, files, job);
+  if (job.offload == config::Offload::cpu && plan.device.is_cpu())
+    plan.warnings.push_back("offload: cpu changes nothing on a CPU: the weights are there already");
+}
+
+std::string describe_weights(const Plan& plan) {
+  const auto human = [](int64_t bytes) { return human_bytes(static_cast<double>(bytes)); };
+  const std::string all = human(plan.weight_bytes);
+  if (plan.weight_home == transformer::WeightHome::device)
+    return fmt::format(
+        "weights: the transformer takes {} on each rank as {}{}", all, plan.precision,
+        plan.clean_on_device ? ", the clean rows of its share beside them on the GPU" : "");
+  const auto& [on_device, on_host] = plan.held_weights;
+  const bool from_host = plan.weight_home == transformer::WeightHome::host;
+  std::string line = fmt::format(
+      "weights: the transformer's {} as {} {}, its blocks come one by one and take {}", all,
+      plan.precision, from_host ? "lie on the host" : "stay in the file", human(on_device));
+  if (plan.device.is_cuda()) line += " of the GPU, without CUDA graphs";
+  return line + (from_host ? " (offload: cpu)" : " (offload: disk)");
+}
+
 std::string describe_text(const config::Text& text, int64_t world_size) {
   std::string line;
   if (text.enhance) line = "the driver writes a better prompt first";
@@ -202,19 +252,6 @@ std::string describe_parallel(const StagePlan& stage, int64_t world_size) {
     text += ", alike on all ranks";
   }
   return text;
-}
-
-// Weights and clean rows together may take this much of a GPU; the rest is for activations.
-constexpr double kWeightsShare = 0.6;
-
-// Swapping LoRAs is ten times as fast where the clean rows need not cross from the host. Decided
-// from sizes alone, so alike on all ranks: clean rows are a rank's share of the weights at most.
-bool clean_rows_fit(const Plan& plan, const ModelFiles& files, const config::Job& job) {
-  if (!plan.device.is_cuda() || job.models.fixed_loras || files.stage_2_loras().empty())
-    return false;
-  const double bytes =
-      static_cast<double>(plan.weight_bytes) * (1.0 + 1.0 / static_cast<double>(plan.world_size));
-  return bytes <= kWeightsShare * static_cast<double>(plan.memory_bytes);
 }
 
 }  // namespace
@@ -241,11 +278,7 @@ Plan make_plan(const config::Job& job, const ModelFiles& files, int64_t world_si
   plan.device = placed.own;
   plan.gpus = placed.gpus;
   plan.memory_bytes = placed.memory_bytes;
-  const loader::StoragePolicy policy = storage_policy(job.precision);
-  plan.dtype = policy.dtype;
-  plan.precision = policy.name();
-  plan.weight_bytes = transformer::weight_bytes(files.transformer(), policy);
-  plan.clean_on_device = clean_rows_fit(plan, files, job);
+  plan_weights(job, files, plan);
   plan.text = describe_text(job.text, world_size);
   const auto decoder = vae::DecoderConfig::from_json(vae::locate_vae(*files.video_vae()).config);
   plan.stage_1 =
@@ -281,11 +314,7 @@ Plan make_plan(const config::Job& job, const ModelFiles& files, int64_t world_si
 }
 
 std::vector<std::string> Plan::describe() const {
-  const std::string clean =
-      clean_on_device ? ", the clean rows of its share beside them on the GPU" : "";
-  std::vector<std::string> lines = {
-      fmt::format("weights: the transformer takes {} on each rank as {}{}",
-                  human_bytes(static_cast<double>(weight_bytes)), precision, clean)};
+  std::vector<std::string> lines = {describe_weights(*this)};
   if (!text.empty()) lines.push_back("text: " + text);
   for (const StagePlan* stage : {&stage_1, &stage_2}) {
     lines.push_back(

@@ -18,6 +18,7 @@
 #include "pipeline/guidance_plan.h"
 #include "pipeline/model_files.h"
 #include "pipeline/rank_devices.h"
+#include "transformer/block_feed.h"
 
 namespace flotilla::pipeline {
 
@@ -48,9 +49,11 @@ struct Plan {
   at::ScalarType dtype = at::kFloat;
   std::string precision;     // of the job, resolved
   int64_t weight_bytes = 0;  // of the transformer, in the memory of every rank
+  transformer::WeightHome weight_home = transformer::WeightHome::device;
+  transformer::HeldWeights held_weights;  // the memory that they take
   // Where a rank keeps the clean rows of its share, once LoRAs are fused: true: on its GPU.
   bool clean_on_device = false;
-  std::string text;          // how prompts are encoded, in words; "" on one rank alone
+  std::string text;  // how prompts are encoded, in words; "" on one rank alone
   StagePlan stage_1;
   StagePlan stage_2;
   diffusion::AudioLatentSize audio;

@@ -71,7 +71,8 @@ void StageRunner::make_model(const config::Job& job, const Plan& plan, const Sta
                              const Ranks& ranks, const transformer::Transformer& model,
                              const diffusion::AvLatents& start) {
   const transformer::TokenPositions positions{start.video.positions, start.audio.positions};
-  if (job.graphs == config::Graphs::automatic && plan.device.is_cuda())
+  if (job.graphs == config::Graphs::automatic && plan.device.is_cuda() &&
+      plan.weight_home == transformer::WeightHome::device)
     graphs_ = std::make_unique<transformer::BlockGraphs>();
   if (stage.method == StageParallel::tiles) {
     parallel::TileOwner owner;

@@ -45,7 +45,7 @@ std::shared_ptr<LoadedTransformer> read_transformer(const Session& session) {
   return ranks.agreed([&] {
     return session.phases.run("load_transformer", [&] {
       transformer::Transformer model(files.transformer(), storage_policy(session.job.precision),
-                                     plan.device, ranks.load_arena());
+                                     plan.device, ranks.load_arena(), plan.weight_home);
       parallel::SharedWeightsOptions options;
       if (session.job.models.fixed_loras) options.clean = loader::FusedShare::Clean::read_again;
       if (plan.clean_on_device) options.clean_device = plan.device;
@@ -58,7 +58,8 @@ std::shared_ptr<LoadedTransformer> read_transformer(const Session& session) {
 
 // Without a clean copy the LoRAs belong to the model.
 std::string transformer_key(const Session& session) {
-  std::string key = session.key_of(*session.files.transformer()) + session.plan.precision;
+  std::string key = session.key_of(*session.files.transformer()) + session.plan.precision +
+                    fmt::format(" {}", static_cast<int>(session.plan.weight_home));
   if (!session.job.models.fixed_loras) return key;
   key += " fixed";
   for (const auto& [file, strength] : session.files.loras())
@@ -172,6 +173,7 @@ std::shared_ptr<LoadedTransformer> load_transformer(const Session& session) {
     loaded->weights.release_factors_but(files.stage_2_loras());
     loaded->weights.read_factors(loaded->model.lora_set(files.stage_2_loras()));
     loaded->weights.set_loras(set);
+    loaded->model.refresh();
   });
   session.residents->put(Kept::transformer, key, loaded);
   report_loras(files.loras(), set.counts(), "");
@@ -187,6 +189,7 @@ void fuse_stage_2_loras(const Session& session,
       session.residents->take<LoadedTransformer>(Kept::transformer, key, session.ranks);
   session.phases.run("fuse_loras", [&] {
     transformer->weights.set_loras(set);
+    transformer->model.refresh();
     // The next job of these LoRAs finds their factors.
     if (!kept) transformer->weights.release_factors();
   });

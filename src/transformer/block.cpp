@@ -223,7 +223,7 @@ at::Tensor cross_modal(const CrossAttention& cross, const BlockArgs& args, const
 }  // namespace
 
 std::vector<StreamRows> rows_of_blocks(const TransformerConfig& config,
-                                       const std::vector<BlockWeights>& blocks, StreamKind stream,
+                                       std::span<const BlockWeights> blocks, StreamKind stream,
                                        const StreamInputs& inputs) {
   std::vector<at::Tensor> ada, prompt, cross, cross_gate;
   for (const BlockWeights& block : blocks) {

@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <span>
 #include <vector>
 
 #include "gpu/side_stream.h"
@@ -74,10 +75,10 @@ struct StreamRows {
   at::Tensor cross_gate;  // [B or 1, dim]
 };
 enum class StreamKind { video, audio };
-// Of every block at once: one by one, these additions are small kernels that take longer to launch
-// than to run.
+// Of all these blocks at once: one by one, these additions are small kernels that take longer to
+// launch than to run.
 std::vector<StreamRows> rows_of_blocks(const TransformerConfig& config,
-                                       const std::vector<BlockWeights>& blocks, StreamKind stream,
+                                       std::span<const BlockWeights> blocks, StreamKind stream,
                                        const StreamInputs& inputs);
 
 struct BlockArgs {

@@ -8,6 +8,7 @@
 
 #include "base/log.h"
 #include "ops/linear.h"
+#include "transformer/block_feed.h"
 
 #ifdef FLOTILLA_CUDA
 #include <ATen/cuda/CUDAEvent.h>
@@ -18,21 +19,41 @@
 
 namespace flotilla::transformer {
 
+namespace {
+
+// Of streams that are absent: none.
+struct PassRows {
+  std::vector<StreamRows> video, audio;
+};
+
+PassRows rows_of(const BlockPass& pass, std::span<const BlockWeights> blocks) {
+  PassRows rows;
+  if (pass.video != nullptr)
+    rows.video = rows_of_blocks(pass.config, blocks, StreamKind::video, *pass.video);
+  if (pass.audio != nullptr)
+    rows.audio = rows_of_blocks(pass.config, blocks, StreamKind::audio, *pass.audio);
+  return rows;
+}
+
+}  // namespace
+
 void run_blocks(const BlockPass& pass, at::Tensor& x_video, at::Tensor& x_audio,
                 const Branches& beside_video) {
-  std::vector<StreamRows> video_rows, audio_rows;
-  if (pass.video != nullptr)
-    video_rows = rows_of_blocks(pass.config, pass.blocks, StreamKind::video, *pass.video);
-  if (pass.audio != nullptr)
-    audio_rows = rows_of_blocks(pass.config, pass.blocks, StreamKind::audio, *pass.audio);
+  PassRows rows;
+  if (pass.feed == nullptr) rows = rows_of(pass, pass.blocks);
   for (size_t i = 0; i < pass.blocks.size(); ++i) {
+    if (pass.feed != nullptr) {
+      pass.feed->bring(static_cast<int64_t>(i));
+      rows = rows_of(pass, {&pass.blocks[i], 1});
+    }
+    const size_t at = pass.feed == nullptr ? i : 0;
     const BlockArgs args{.config = pass.config,
                          .attention = pass.attention,
                          .perturbations = pass.perturbations,
                          .block_idx = static_cast<int64_t>(i),
                          .beside_video = beside_video,
-                         .video_rows = video_rows.empty() ? nullptr : &video_rows[i],
-                         .audio_rows = audio_rows.empty() ? nullptr : &audio_rows[i]};
+                         .video_rows = rows.video.empty() ? nullptr : &rows.video[at],
+                         .audio_rows = rows.audio.empty() ? nullptr : &rows.audio[at]};
     run_block(pass.blocks[i], args, pass.video, pass.audio, x_video, x_audio);
   }
 }
@@ -202,7 +223,7 @@ BlockGraphs::~BlockGraphs() = default;
 
 void BlockGraphs::run(const BlockPass& pass, at::Tensor& x_video, at::Tensor& x_audio) {
   const at::Tensor& any = x_video.defined() ? x_video : x_audio;
-  if (!any.is_cuda() || !pass.attention.can_be_captured())
+  if (!any.is_cuda() || !pass.attention.can_be_captured() || pass.feed != nullptr)
     return run_blocks(pass, x_video, x_audio);
   State::Kind& kind = state_->kinds[key_of(pass, x_video, x_audio)];
   if (!kind.has_run) {

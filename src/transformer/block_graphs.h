@@ -15,6 +15,8 @@
 
 namespace flotilla::transformer {
 
+class BlockFeed;
+
 struct BlockPass {
   const TransformerConfig& config;
   const std::vector<BlockWeights>& blocks;
@@ -22,6 +24,7 @@ struct BlockPass {
   const Perturbations& perturbations;
   const StreamInputs* video;  // null: absent
   const StreamInputs* audio;
+  BlockFeed* feed = nullptr;  // brings the weights of each block; null: they are there
 };
 
 // Every block in turn; x_video [B, Tv, video dim] and x_audio [B, Ta,
@@ -36,7 +39,8 @@ class BlockGraphs {
   BlockGraphs(const BlockGraphs&) = delete;
   BlockGraphs& operator=(const BlockGraphs&) = delete;
 
-  // As run_blocks(), through a graph where tokens are on a GPU and the attention can be captured.
+  // As run_blocks(), through a graph where tokens and weights are on a GPU and the attention can be
+  // captured.
   // Results are valid until the next call. Tensors of `pass` must not be changed in place between
   // calls; weights may be.
   void run(const BlockPass& pass, at::Tensor& x_video, at::Tensor& x_audio);

@@ -21,26 +21,48 @@ at::Tensor project_output(const StreamWeights& weights, const PreparedStream& pr
                      weights.output.bias);
 }
 
+// Where the arena lies for a model that computes on `device`.
+at::Device place_of_arena(WeightHome home, at::Device device) {
+  if (device.is_meta() || home == WeightHome::file) return at::kMeta;
+  return home == WeightHome::host ? at::Device(at::kCPU) : device;
+}
+
 }  // namespace
 
 Transformer::Transformer(std::shared_ptr<const loader::Checkpoint> checkpoint,
                          loader::StoragePolicy policy, at::Device device,
-                         const loader::LoadArena& load)
-    : Transformer(checkpoint, TransformerConfig::from_checkpoint(*checkpoint), policy, device,
-                  load) {}
+                         const loader::LoadArena& load, WeightHome home)
+    : Transformer(checkpoint, TransformerConfig::from_checkpoint(*checkpoint), policy, device, load,
+                  home) {}
 
 Transformer::Transformer(std::shared_ptr<const loader::Checkpoint> checkpoint,
                          TransformerConfig config, loader::StoragePolicy policy, at::Device device,
-                         const loader::LoadArena& load)
+                         const loader::LoadArena& load, WeightHome home)
     : config_(std::move(config)),
-      arena_(std::make_shared<loader::WeightArena>(std::move(checkpoint),
-                                                   std::vector<std::string>{kPrefix}, policy,
-                                                   device, names_of_text_encoder())) {
+      arena_(std::make_shared<loader::WeightArena>(
+          std::move(checkpoint), std::vector<std::string>{kPrefix}, policy,
+          place_of_arena(home, device), names_of_text_encoder())) {
   arena_->file_storage().check(kPrefix);
   const loader::WeightBinder binder(*arena_);
   weights_ = bind_transformer(config_, binder.scope(kPrefix));
   binder.finish();
-  if (device.type() != at::kMeta) load(*arena_);
+  if (device.is_meta()) return;
+  if (home == WeightHome::file) {
+    arena_->set_loaded();  // as far as it ever is
+  } else {
+    load(*arena_);
+  }
+  if (home == WeightHome::device) return;
+  feed_ = make_block_feed(arena_, home, device);
+  weights_ = feed_->placed(std::move(weights_));
+}
+
+HeldWeights Transformer::held() const {
+  return feed_ ? feed_->held() : HeldWeights{arena_->bytes(), 0};
+}
+
+void Transformer::refresh() {
+  if (feed_) feed_->refresh();
 }
 
 loader::LoraSet Transformer::lora_set(std::span<const loader::LoraWithStrength> loras) const {
@@ -67,7 +89,8 @@ Velocity Transformer::forward(const Modality* video, const Modality* audio, cons
                        attention,
                        perturbations,
                        video != nullptr ? &video_stream.inputs : nullptr,
-                       audio != nullptr ? &audio_stream.inputs : nullptr};
+                       audio != nullptr ? &audio_stream.inputs : nullptr,
+                       feed_.get()};
   if (graphs != nullptr) {
     graphs->run(pass, x_video, x_audio);
   } else {
@@ -83,9 +106,14 @@ Velocity Transformer::forward(const Modality* video, const Modality* audio, cons
 
 int64_t weight_bytes(std::shared_ptr<const loader::Checkpoint> checkpoint,
                      loader::StoragePolicy policy) {
-  return loader::WeightArena(std::move(checkpoint), {kPrefix}, policy, at::kMeta,
-                             names_of_text_encoder())
-      .bytes();
+  return held_weights(std::move(checkpoint), policy, WeightHome::device, false).device_bytes;
+}
+
+HeldWeights held_weights(std::shared_ptr<const loader::Checkpoint> checkpoint,
+                         loader::StoragePolicy policy, WeightHome home, bool on_gpu) {
+  const loader::WeightArena arena(std::move(checkpoint), {kPrefix}, policy, at::kMeta,
+                                  names_of_text_encoder());
+  return held_weights(arena, home, on_gpu);
 }
 
 }  // namespace flotilla::transformer

@@ -8,6 +8,7 @@
 
 #include "loader/lora.h"
 #include "transformer/block.h"
+#include "transformer/block_feed.h"
 #include "transformer/block_graphs.h"
 #include "transformer/prepare.h"
 #include "transformer/weights.h"
@@ -23,20 +24,26 @@ class Transformer {
  public:
   // Reads the configuration, audits the names, shapes and types of the file, then (unless `device`
   // is at::kMeta) loads the weights. Collective if `load` is. Errors (ErrorKind::input): see
-  // TransformerConfig, FileStorage::check(), WeightBinder, WeightArena::load().
+  // TransformerConfig, FileStorage::check(), WeightBinder, WeightArena::load(). `home`: of the
+  // weights of blocks; nothing but the device where several ranks share the model.
   Transformer(std::shared_ptr<const loader::Checkpoint> checkpoint, loader::StoragePolicy policy,
-              at::Device device, const loader::LoadArena& load = loader::load_alone);
+              at::Device device, const loader::LoadArena& load = loader::load_alone,
+              WeightHome home = WeightHome::device);
   // With a configuration of the caller's; for tests and for files without metadata.
   Transformer(std::shared_ptr<const loader::Checkpoint> checkpoint, TransformerConfig config,
               loader::StoragePolicy policy, at::Device device,
-              const loader::LoadArena& load = loader::load_alone);
+              const loader::LoadArena& load = loader::load_alone,
+              WeightHome home = WeightHome::device);
 
   const TransformerConfig& config() const { return config_; }
   const TransformerWeights& weights() const { return weights_; }
   int64_t weight_bytes() const { return arena_->bytes(); }
+  // What of them takes memory, and where.
+  HeldWeights held() const;
   // The weights, for those who fuse LoRAs into them (loader/fused_share.h): not while a forward
-  // runs.
+  // runs, and refresh() before the next one. Of weights that stay in their file a table alone.
   const std::shared_ptr<loader::WeightArena>& arena() const { return arena_; }
+  void refresh();
   // Checks LoRAs against this model, also on at::kMeta. Errors (ErrorKind::input): see LoraSet.
   loader::LoraSet lora_set(std::span<const loader::LoraWithStrength> loras) const;
 
@@ -53,10 +60,14 @@ class Transformer {
   TransformerConfig config_;
   std::shared_ptr<loader::WeightArena> arena_;
   TransformerWeights weights_;
+  std::unique_ptr<BlockFeed> feed_;  // null: all weights lie on the device
 };
 
-// Bytes of the weights in memory; from headers alone.
+// Bytes of all weights; from headers alone.
 int64_t weight_bytes(std::shared_ptr<const loader::Checkpoint> checkpoint,
                      loader::StoragePolicy policy);
+// What they take of memory.
+HeldWeights held_weights(std::shared_ptr<const loader::Checkpoint> checkpoint,
+                         loader::StoragePolicy policy, WeightHome home, bool on_gpu);
 
 }  // namespace flotilla::transformer

@@ -76,6 +76,48 @@ StreamWeights bind_stream(const TransformerConfig& config, const StreamConfig& s
   return weights;
 }
 
+void visit_layer(ops::LinearWeights& layer, const VisitTensor& visit) {
+  visit(layer.weight);
+  visit(layer.bias);
+  visit(layer.row_scales);
+}
+
+void visit_layer(loader::Linear& layer, const VisitTensor& visit) {
+  visit(layer.weight);
+  visit(layer.bias);
+}
+
+void visit_attention(ops::AttentionWeights& attention, const VisitTensor& visit) {
+  for (auto* layer :
+       {&attention.to_q, &attention.to_k, &attention.to_v, &attention.to_out, &attention.gate})
+    visit_layer(*layer, visit);
+  visit(attention.q_norm);
+  visit(attention.k_norm);
+}
+
+void visit_stream(StreamBlockWeights& stream, const VisitTensor& visit) {
+  visit_attention(stream.self_attention, visit);
+  visit_attention(stream.text_attention, visit);
+  visit_layer(stream.feed_forward.in, visit);
+  visit_layer(stream.feed_forward.out, visit);
+  visit(stream.ada_table);
+  visit(stream.prompt_table);
+  visit(stream.cross_table);
+}
+
+void visit_stream(StreamWeights& stream, const VisitTensor& visit) {
+  for (auto* adaln :
+       {&stream.adaln, &stream.prompt_adaln, &stream.cross_scale_shift, &stream.cross_gate}) {
+    visit_layer(adaln->linear_1, visit);
+    visit_layer(adaln->linear_2, visit);
+    visit_layer(adaln->rows, visit);
+  }
+  for (auto* layer : {&stream.patchify, &stream.caption_projection.linear_1,
+                      &stream.caption_projection.linear_2, &stream.output})
+    visit_layer(*layer, visit);
+  visit(stream.output_table);
+}
+
 }  // namespace
 
 TransformerWeights bind_transformer(const TransformerConfig& config, loader::WeightBinder binder) {
@@ -92,6 +134,19 @@ TransformerWeights bind_transformer(const TransformerConfig& config, loader::Wei
         bind_block(config, binder.scope(fmt::format("transformer_blocks.{}.", i))));
   }
   return weights;
+}
+
+void visit_tensors(BlockWeights& block, const VisitTensor& visit) {
+  visit_stream(block.video, visit);
+  visit_stream(block.audio, visit);
+  visit_attention(block.audio_to_video, visit);
+  visit_attention(block.video_to_audio, visit);
+}
+
+void visit_tensors_outside_blocks(TransformerWeights& weights, const VisitTensor& visit) {
+  visit_stream(weights.video, visit);
+  visit_stream(weights.audio, visit);
+  visit(weights.keyframe_embedding);
 }
 
 std::vector<std::string> names_of_text_encoder() {

@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <vector>
 
 #include "loader/weight_arena.h"
@@ -57,6 +58,12 @@ struct TransformerWeights {
 
 // `binder` stands at "model.diffusion_model.". Shapes follow the configuration.
 TransformerWeights bind_transformer(const TransformerConfig& config, loader::WeightBinder binder);
+
+// Calls `visit` with every tensor of a block, and with every one outside of the blocks; also with
+// those that are undefined.
+using VisitTensor = std::function<void(at::Tensor&)>;
+void visit_tensors(BlockWeights& block, const VisitTensor& visit);
+void visit_tensors_outside_blocks(TransformerWeights& weights, const VisitTensor& visit);
 
 // Names below the prefix that belong to the text encoder, not to the transformer.
 std::vector<std::string> names_of_text_encoder();

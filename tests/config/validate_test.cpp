@@ -221,11 +221,20 @@ TEST(CombinationTest, RefusesWhatCannotWork) {
   EXPECT_TRUE(contains(fixed, "models.fixed_loras: true is impossible")) << fixed;
 }
 
-TEST(SupportTest, RefusesByNameWhatIsNotRunYet) {
+TEST(CombinationTest, RefusesLorasOnWeightsThatStayInTheirFile) {
+  EXPECT_EQ(refusal_with("device: cpu\noffload: disk\n"), "");
+  EXPECT_EQ(two_stage_refusal("offload: cpu\n"), "");
+  const std::string message = two_stage_refusal("offload: disk\n");
+  EXPECT_TRUE(contains(message, "offload: disk takes the weights as they are")) << message;
+  EXPECT_TRUE(contains(message, "use cpu")) << message;
+}
+
+TEST(SupportTest, RefusesToOffloadOnSeveralRanks) {
   EXPECT_NO_THROW(check_supported(job_of(kGoodJob), Origins()));
   const LoadedJob loaded = load(kTwoStageJob +
-                                "offload: disk\n"
+                                "offload: cpu\n"
                                 "stage_2: {parallel: tdp}\n");
+  EXPECT_NO_THROW(check_supported(loaded.job, loaded.origins));
   try {
     check_supported(loaded.job, loaded.origins, 2);
     FAIL() << "accepted";
@@ -233,7 +242,9 @@ TEST(SupportTest, RefusesByNameWhatIsNotRunYet) {
     EXPECT_EQ(error.kind(), ErrorKind::config);
     const std::string& message = error.message();
     EXPECT_EQ(count_lines(message), 1U) << message;
-    EXPECT_TRUE(contains(message, "job.yaml:5:10: offload: disk is not built"));
+    EXPECT_TRUE(
+        contains(message, "job.yaml:5:10: offload: cpu works on one rank, and this run has 2"))
+        << message;
   }
 }
 
