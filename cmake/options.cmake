@@ -7,6 +7,7 @@ set(FLOTILLA_TORCH_ROOT "" CACHE PATH
 option(FLOTILLA_WERROR "Treat warnings as errors (ON in the presets debug and asan)" OFF)
 set(FLOTILLA_SANITIZE "" CACHE STRING "Sanitizers for host code, as in -fsanitize= (e.g. address,undefined); empty: none")
 option(FLOTILLA_TESTS "Build the tests" ON)
+option(FLOTILLA_FUZZ "Build the fuzzers with the tests (they need libasan and libubsan; not with CUDA)" ON)
 
 function(flotilla_print_options)
   message(STATUS "Flotilla ${PROJECT_VERSION} (${FLOTILLA_COMMIT})")

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "io/file_seal.h"
 #include "io/hdf5_handles.h"
 
 namespace flotilla::io {
@@ -158,6 +159,12 @@ H5File H5File::open(const fs::path& path) {
   return file;
 }
 
+H5File H5File::open_sealed(const fs::path& path) {
+  check_signature(path);
+  check_seal(path);
+  return open(path);
+}
+
 void H5File::close() {
   const H5Silence quiet;
   const hid_t id = std::exchange(id_, -1);
@@ -258,8 +265,9 @@ H5PendingFile::H5PendingFile(const fs::path& path, bool overwrite)
 
 void H5PendingFile::commit(bool keep_previous) {
   file_.close();
+  add_seal(pending_.temporary(), pending_.final_path());
   try {
-    const H5File written = H5File::open(pending_.temporary());
+    const H5File written = H5File::open_sealed(pending_.temporary());
     for (const std::string& name : written.datasets()) written.read(name);
   } catch (const Error& error) {
     fail(ErrorKind::output, fmt::format("\"{}\" was written wrongly: {}",

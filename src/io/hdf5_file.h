@@ -24,6 +24,9 @@ class H5File {
   static H5File create(const std::filesystem::path& path, std::filesystem::path shown);
   // Errors of the reading calls: ErrorKind::input.
   static H5File open(const std::filesystem::path& path);
+  // A file of H5PendingFile, checked as a whole (file_seal.h) before the library sees it, which
+  // trusts what it reads. open() is for files of this process alone.
+  static H5File open_sealed(const std::filesystem::path& path);
   ~H5File();
   H5File(H5File&& other) noexcept;
   H5File& operator=(H5File&&) = delete;
@@ -74,7 +77,7 @@ std::string hdf5_library();
 // Where commit(keep_previous) keeps the file that was at `path`: "<stem>_prev<extension>".
 std::filesystem::path previous_file(const std::filesystem::path& path);
 
-// A file that appears whole: written beside its final name, read back (which checks every
+// A file that appears whole: written beside its final name, sealed, read back (which checks every
 // checksum), synced and renamed.
 class H5PendingFile {
  public:

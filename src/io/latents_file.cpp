@@ -136,7 +136,7 @@ void write_latents(const std::filesystem::path& path, const LatentsFile& file, b
 }
 
 LatentsFile read_latents(const std::filesystem::path& path, const std::vector<std::string>& names) {
-  const H5File in = H5File::open(path);
+  const H5File in = H5File::open_sealed(path);
   check_version(path, in);
   LatentsFile file;
   file.flotilla_version = require(path, "flotilla_version", in.read_text("", "flotilla_version"));

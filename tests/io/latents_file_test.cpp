@@ -106,6 +106,42 @@ TEST(LatentsFileTest, RefusesATextThatIsDamaged) {
                     "\"job_yaml\" is damaged"));
 }
 
+// The HDF5 library reads memory that is not its own when some of these bytes are wrong.
+TEST(LatentsFileTest, NoticesEveryDamageBeforeTheLibraryReadsIt) {
+  const test::TempDir folder;
+  LatentsFile file = full_file();
+  file.tensors = {{latents::kStage1Video, at::ones({1, 1, 1, 1, 2})}};
+  write_latents(folder / "run.h5", file, false);
+  const std::string whole = test::read_file(folder / "run.h5");
+  const auto refused = [&](const std::string& bytes, const std::string& reason) {
+    test::write_file(folder / "run.h5", bytes);
+    const Error error = error_of([&] { read_latents(folder / "run.h5"); });
+    return holds(error, ErrorKind::input, reason);
+  };
+  for (size_t at = 8; at < whole.size(); at += 11) {
+    std::string damaged = whole;
+    damaged[at] = static_cast<char>(damaged[at] ^ 0x10);
+    EXPECT_TRUE(refused(damaged, "checksum")) << at;
+  }
+  for (size_t size = 8; size < whole.size(); size += 501)
+    EXPECT_TRUE(refused(whole.substr(0, size), "is truncated")) << size;
+  EXPECT_TRUE(refused(whole + "x", "another program has written or changed it"));
+  EXPECT_TRUE(refused(whole + whole.substr(whole.size() - 24), "is damaged"));
+  EXPECT_TRUE(refused("x" + whole.substr(1), "is not an HDF5 file"));
+}
+
+// So that other programs read it.
+TEST(LatentsFileTest, ItsSealIsBehindAnHdf5FileOfTheUsualKind) {
+  const test::TempDir folder;
+  write_latents(folder / "run.h5", full_file(), false);
+  const std::string whole = test::read_file(folder / "run.h5");
+  test::write_file(folder / "plain.h5", whole.substr(0, whole.size() - 24));
+  EXPECT_EQ(H5File::open(folder / "plain.h5").datasets(),
+            H5File::open(folder / "run.h5").datasets());
+  EXPECT_TRUE(holds(error_of([&] { read_latents(folder / "plain.h5"); }), ErrorKind::input,
+                    "has no checksum of this program at its end"));
+}
+
 TEST(LatentsFileTest, RefusesDatasetsThatBreakTheSchema) {
   const test::TempDir folder;
   const auto refused = [&](const char* name, const at::Tensor& tensor) {
