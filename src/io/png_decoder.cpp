@@ -52,10 +52,15 @@ class Reader {
   Reader(const Reader&) = delete;
   Reader& operator=(const Reader&) = delete;
 
-  // False: source_.error says why. No object with a destructor lives in the two functions below.
+  // False: source_.error says why. No object with a destructor lives in the three functions below.
   bool read_header() {
     if (setjmp(png_jmpbuf(png_)) != 0) return false;
     png_read_info(png_, info_);
+    return true;
+  }
+  // Reserves memory for a row: only after the size has been checked.
+  bool prepare_rows() {
+    if (setjmp(png_jmpbuf(png_)) != 0) return false;
     const png_byte color = png_get_color_type(png_, info_);
     png_set_strip_16(png_);
     if (color == PNG_COLOR_TYPE_PALETTE) png_set_palette_to_rgb(png_);
@@ -110,6 +115,7 @@ DecodedImage decode_png(ByteSpan file) {
   const int64_t width = reader.width();
   const int64_t height = reader.height();
   check_image_size(width, height, static_cast<int64_t>(file.size()), kMaxPixelsPerByte);
+  if (!reader.prepare_rows()) reader.fail_damaged();
   FLOTILLA_ASSERT(reader.row_bytes() == static_cast<size_t>(width) * 3);
   DecodedImage image{at::empty({height, width, 3}, at::kByte)};
   std::vector<png_bytep> rows(static_cast<size_t>(height));
