@@ -13,18 +13,17 @@
 #include <chrono>
 #include <csignal>
 #include <cstring>
-#include <random>
 #include <utility>
 #include <vector>
 
-#include "app/control_socket.h"
 #include "app/launcher.h"
-#include "app/lifeline.h"
-#include "app/mpirun.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/text.h"
 #include "comm/launch.h"
+#include "fleet/control_socket.h"
+#include "fleet/lifeline.h"
+#include "fleet/mpirun.h"
 #include "gpu/visible_gpus.h"
 #include "io/subprocess.h"
 
@@ -32,6 +31,9 @@ namespace flotilla::app {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+using fleet::Caller;
+using fleet::Order;
+using fleet::Socket;
 using namespace std::chrono_literals;
 
 constexpr int kMostRanks = 1024;
@@ -45,11 +47,6 @@ constexpr auto kLeaveLimit = 5s;
 // Some launchers deliver a signal twice.
 constexpr auto kSameSignal = 200ms;
 constexpr int kLookEveryMs = 100;
-
-std::string new_socket_name() {
-  std::random_device random;
-  return fmt::format("flotilla.{}.{:08x}{:08x}", ::getpid(), random(), random());
-}
 
 // Takes the signals out of their handlers' hands; those that the caller ignores (nohup) stay so.
 Socket catch_signals() {
@@ -67,9 +64,9 @@ Socket catch_signals() {
 class Controller {
  public:
   Controller(const ControlRequest& request, bool can_stop, const std::string& socket_name)
-      : request_(request), can_stop_(can_stop), listener_(listen_at(socket_name)) {}
+      : request_(request), can_stop_(can_stop), listener_(fleet::listen_at(socket_name)) {}
 
-  int run(const std::vector<std::string>& command);
+  int run(const std::vector<std::string>& command, const fleet::Variables& variables);
 
  private:
   struct Rank {
@@ -112,9 +109,10 @@ class Controller {
   std::optional<Clock::time_point> signal_at_, fault_at_, leave_at_;
 };
 
-int Controller::run(const std::vector<std::string>& command) {
+int Controller::run(const std::vector<std::string>& command, const fleet::Variables& variables) {
   // SIGTERM, should this process be killed: mpirun then still removes its own files.
-  mpirun_.emplace(command, /*read_output=*/false, /*death_signal=*/SIGTERM);
+  mpirun_.emplace(command, /*read_output=*/false, /*death_signal=*/SIGTERM,
+                  fleet::to_entries(variables));
   mpirun_->close_input();
   log::info("run", "{} ranks through {}", request_.ranks, command.front());
   while (!is_over()) {
@@ -122,7 +120,7 @@ int Controller::run(const std::vector<std::string>& command) {
     if (!mpirun_status_ && (mpirun_status_ = mpirun_->wait(0))) note_fault();
     keep_deadlines();
   }
-  remove_leftovers(mpirun_->id(), job_);
+  fleet::remove_leftovers(mpirun_->id(), job_);
   return result();
 }
 
@@ -139,7 +137,7 @@ void Controller::wait_for_events() {
     if (events[i + 2].revents != 0) hear(ranks_[i]);
   }
   if (events[0].revents != 0) {
-    while (auto caller = accept_caller(listener_)) admit(std::move(*caller));
+    while (auto caller = fleet::accept_caller(listener_)) admit(std::move(*caller));
   }
   signalfd_siginfo info{};
   while (::read(signals_.get(), &info, sizeof(info)) == sizeof(info))
@@ -149,14 +147,14 @@ void Controller::wait_for_events() {
 void Controller::admit(Caller caller) {
   const int fd = caller.socket.get();
   ranks_.push_back({std::move(caller.socket), caller.pid, -1, std::nullopt, false});
-  send_welcome(fd, {STDOUT_FILENO, STDERR_FILENO});
-  if (signal_ != 0) send_order(fd, {Order::What::stop, signal_});
-  if (decided_) send_order(fd, {Order::What::leave, *decided_});
+  fleet::send_welcome(fd, {STDOUT_FILENO, STDERR_FILENO});
+  if (signal_ != 0) fleet::send_order(fd, {Order::What::stop, signal_});
+  if (decided_) fleet::send_order(fd, {Order::What::leave, *decided_});
 }
 
 void Controller::hear(Rank& rank) {
   bool gone = false;
-  while (const auto report = receive_report(rank.socket.get(), gone)) {
+  while (const auto report = fleet::receive_report(rank.socket.get(), gone)) {
     switch (report->what) {
       case JobReport::What::start:
         rank.number = report->value;
@@ -168,6 +166,8 @@ void Controller::hear(Rank& rank) {
         break;
       case JobReport::What::end:
         rank.end = report->value;
+        break;
+      case JobReport::What::words:  // the rank has logged them itself
         break;
     }
   }
@@ -228,7 +228,7 @@ void Controller::kill_all() {
 
 void Controller::order_all(const Order& order) {
   for (const Rank& rank : ranks_) {
-    if (!rank.gone) send_order(rank.socket.get(), order);
+    if (!rank.gone) fleet::send_order(rank.socket.get(), order);
   }
 }
 
@@ -303,7 +303,7 @@ void add_control_options(po::options_description& options) {
 }
 
 std::optional<ControlRequest> control_request(const po::variables_map& values) {
-  if (is_controlled()) return std::nullopt;
+  if (host().variable(fleet::kControllerVariable) != nullptr) return std::nullopt;
   if (values.count("ranks") == 0) {
     for (const char* option : {"grace", "mpirun"}) {
       if (values.count(option) != 0)
@@ -327,12 +327,14 @@ std::optional<ControlRequest> control_request(const po::variables_map& values) {
 int control_ranks(const ControlRequest& request, const Arguments& arguments, bool can_stop) {
   Arguments with_name = {request.command};
   with_name.insert(with_name.end(), arguments.begin(), arguments.end());
-  const auto command = mpirun_command(find_mpirun(request.mpirun), request.ranks, with_name);
-  const std::string socket_name = new_socket_name();
+  const auto command = fleet::mpirun_command(fleet::find_mpirun(request.mpirun, host().search_path),
+                                             request.ranks, fleet::own_program(), with_name);
+  const std::string socket_name = fleet::new_socket_name();
   Controller controller(request, can_stop, socket_name);
-  prepare_environment(request.ranks);
-  ::setenv(kControllerVariable, socket_name.c_str(), /*overwrite=*/1);
-  return controller.run(command);
+  fleet::Variables variables = fleet::own_variables();
+  fleet::add_launch_defaults(variables, request.ranks);
+  variables[fleet::kControllerVariable] = socket_name;
+  return controller.run(command, variables);
 }
 
 }  // namespace flotilla::app

@@ -8,13 +8,13 @@
 
 #include "app/command.h"
 #include "app/launcher.h"
-#include "app/mpirun.h"
 #include "app/options.h"
 #include "app/report.h"
 #include "base/error.h"
 #include "comm/libraries.h"
 #include "comm/rank_context.h"
 #include "config/validate.h"
+#include "fleet/mpirun.h"
 #include "gpu/device.h"
 #include "gpu/visible_gpus.h"
 #include "io/ffmpeg.h"
@@ -74,7 +74,7 @@ Report links_of(const comm::RankFacts& facts) {
 // The program's place, or why there is none.
 Report mpirun_here() {
   try {
-    return find_mpirun("");
+    return fleet::find_mpirun("", host().search_path);
   } catch (const Error&) {
     return {};
   }

@@ -7,11 +7,11 @@
 #include "app/command.h"
 #include "app/failure.h"
 #include "app/launcher.h"
-#include "app/lifeline.h"
 #include "app/process.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/text.h"
+#include "fleet/lifeline.h"
 #include "version.h"
 
 namespace flotilla::app {
@@ -20,6 +20,10 @@ namespace {
 constexpr Command kCommands[] = {
     {"run", "generate the clip of a job file", &run},
     {"sweep", "generate the clips of a sweep file, with everything loaded once", &sweep},
+    {"serve", "keep ranks and loaded models for jobs that are sent", &serve},
+    {"submit", "send a job to a server, and show its progress", &submit},
+    {"status", "tell what a server does", &status},
+    {"cancel", "stop the job of a server", &cancel},
     {"decode", "make the clip again from a latents file", &decode},
     {"inspect", "tell what a file is, and what is in it", &inspect},
     {"report", "make one HTML page of a run or of a sweep", &report},
@@ -67,6 +71,7 @@ int dispatch(const Arguments& arguments) {
     if (speaks) print_version();
     return 0;
   }
+  if (name == "worker") return worker({arguments.begin() + 1, arguments.end()});
   std::vector<std::string> names;
   for (const auto& command : kCommands) {
     if (name == command.name) return command.main({arguments.begin() + 1, arguments.end()});
@@ -107,12 +112,18 @@ int guarded(const Arguments& arguments) {
 
 }  // namespace
 
+// Of a rank that flotilla run --ranks started.
+fleet::LifelineOptions lifeline_options() {
+  const char* socket = host().variable(fleet::kControllerVariable);
+  return {socket == nullptr ? "" : socket, host().variable, leave_signal};
+}
+
 }  // namespace flotilla::app
 
 int main(int argc, char** argv) {
   flotilla::app::set_up_process();
   const c10::InferenceMode no_gradients;
-  flotilla::app::Lifeline lifeline;
+  flotilla::fleet::Lifeline lifeline(flotilla::app::lifeline_options());
   const int code = flotilla::app::guarded({argv + 1, argv + argc});
   lifeline.close(code);
   return code;

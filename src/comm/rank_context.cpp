@@ -9,6 +9,7 @@
 #include <array>
 #include <iterator>
 
+#include "base/job_report.h"
 #include "base/log.h"
 #include "base/text.h"
 #include "comm/leftovers.h"
@@ -275,8 +276,10 @@ int run_on_ranks(const RankOptions& options, const std::function<int(RankContext
       throw;
     }
     const Error error = current_error();
-    if (ranks.claim_report(exit_code(error.kind())))
+    if (ranks.claim_report(exit_code(error.kind()))) {
       log::error(to_string(error.kind()), "{}", error.what());
+      send_last_words(error.kind(), error.what());
+    }
     ranks.abort();
   }
 }

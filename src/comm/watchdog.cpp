@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/job_report.h"
 #include "base/log.h"
 #include "base/temp_registry.h"
 #include "comm/quiet_thread.h"
@@ -108,6 +109,7 @@ void Watchdog::end(const std::string& text) {
       std::this_thread::sleep_for(std::chrono::duration<double>(kLastWordsSeconds));
     } else {
       log::error(to_string(kKind), "{}", text);
+      send_last_words(kKind, text);
     }
   }
   remove_temporaries();

@@ -92,6 +92,7 @@ class NoSigpipe {
 
 struct ChildPlan {
   char* const* argv;
+  char* const* environment;
   int input;
   int output;
   int errors;
@@ -116,7 +117,7 @@ struct ChildPlan {
                      ::dup2(plan.errors, STDERR_FILENO) >= 0;
   // Connections of MPI and files of others that lack the close-on-exec mark.
   ::close_range(STDERR_FILENO + 1, ~0U, CLOSE_RANGE_CLOEXEC);
-  if (wired) ::execv(plan.argv[0], plan.argv);
+  if (wired) ::execve(plan.argv[0], plan.argv, plan.environment);
   *error = errno;
   ::_exit(127);
 }
@@ -135,6 +136,19 @@ __attribute__((noinline)) pid_t start(const ChildPlan& plan, volatile int* error
   return pid;
 }
 
+// As exec() wants them, with a null at the end; they point into `texts`.
+std::vector<char*> to_pointers(const std::vector<std::string>& texts, std::string_view program) {
+  std::vector<char*> pointers;
+  for (const std::string& text : texts) {
+    if (text.find('\0') != std::string::npos) {
+      fail(ErrorKind::input, fmt::format("an argument of \"{}\" holds a NUL byte", program));
+    }
+    pointers.push_back(const_cast<char*>(text.c_str()));
+  }
+  pointers.push_back(nullptr);
+  return pointers;
+}
+
 int remaining_ms(Clock::time_point deadline) {
   const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now());
   return static_cast<int>(std::clamp<int64_t>(left.count(), 0, 1'000'000));
@@ -147,17 +161,12 @@ Clock::time_point after(double seconds) {
 
 }  // namespace
 
-Process::Process(const std::vector<std::string>& argv, bool read_output, int death_signal) {
+Process::Process(const std::vector<std::string>& argv, bool read_output, int death_signal,
+                 const std::vector<std::string>& environment) {
   FLOTILLA_ASSERT(!argv.empty());
   const std::string& program = argv[0];
-  std::vector<char*> pointers;
-  for (const std::string& argument : argv) {
-    if (argument.find('\0') != std::string::npos) {
-      fail(ErrorKind::input, fmt::format("an argument of \"{}\" holds a NUL byte", program));
-    }
-    pointers.push_back(const_cast<char*>(argument.c_str()));
-  }
-  pointers.push_back(nullptr);
+  const std::vector<char*> arguments = to_pointers(argv, program);
+  const std::vector<char*> variables = to_pointers(environment, program);
 
   auto [input_read, input_write] = make_pipe(program);
   Descriptor output_read;
@@ -174,8 +183,10 @@ Process::Process(const std::vector<std::string>& argv, bool read_output, int dea
   errors = above_standard(std::move(errors));
   if (child_input.get() < 0 || child_output.get() < 0 || errors.get() < 0) fail_start(program);
 
-  const ChildPlan plan{pointers.data(), child_input.get(), child_output.get(),
-                       errors.get(),    ::getpid(),        death_signal};
+  const ChildPlan plan{arguments.data(),  environment.empty() ? environ : variables.data(),
+                       child_input.get(), child_output.get(),
+                       errors.get(),      ::getpid(),
+                       death_signal};
   volatile int error = 0;
   const pid_t pid = start(plan, &error);
   if (error != 0) {

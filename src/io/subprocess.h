@@ -19,9 +19,10 @@ class Process {
  public:
   // argv[0] is the path of the program. Standard input is a pipe; standard output goes to a pipe
   // when `read_output`, else to nowhere; standard error is kept in memory. The thread that calls
-  // this must outlive the child, which gets `death_signal` otherwise. Errors: ErrorKind::machine,
-  // when it cannot start.
-  Process(const std::vector<std::string>& argv, bool read_output, int death_signal = SIGKILL);
+  // this must outlive the child, which gets `death_signal` otherwise. `environment`: entries
+  // "NAME=value"; empty: that of this process. Errors: ErrorKind::machine, when it cannot start.
+  Process(const std::vector<std::string>& argv, bool read_output, int death_signal = SIGKILL,
+          const std::vector<std::string>& environment = {});
   ~Process();
   Process(const Process&) = delete;
   Process& operator=(const Process&) = delete;

@@ -1,4 +1,4 @@
-#include "app/control_socket.h"
+#include "fleet/control_socket.h"
 
 #include <fmt/format.h>
 #include <sys/socket.h>
@@ -9,14 +9,17 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
+#include <random>
 #include <utility>
 
 #include "base/error.h"
 
-namespace flotilla::app {
+namespace flotilla::fleet {
 namespace {
 
-constexpr int kKind = SOCK_SEQPACKET | SOCK_CLOEXEC;
+int type_of(SocketKind kind) {
+  return (kind == SocketKind::packets ? SOCK_SEQPACKET : SOCK_STREAM) | SOCK_CLOEXEC;
+}
 
 struct Address {
   explicit Address(const std::string& name) {
@@ -62,19 +65,24 @@ Socket& Socket::operator=(Socket&& other) noexcept {
 }
 int Socket::release() noexcept { return std::exchange(fd_, -1); }
 
-Socket listen_at(const std::string& name) {
+std::string new_socket_name() {
+  std::random_device random;
+  return fmt::format("flotilla.{}.{:08x}{:08x}", ::getpid(), random(), random());
+}
+
+Socket listen_at(const std::string& name, SocketKind kind) {
   constexpr int kBacklog = 1024;  // all ranks may call at once
   const Address address(name);
-  Socket listener(::socket(AF_UNIX, kKind | SOCK_NONBLOCK, 0));
+  Socket listener(::socket(AF_UNIX, type_of(kind) | SOCK_NONBLOCK, 0));
   if (listener.get() < 0 || ::bind(listener.get(), address.get(), address.size) != 0 ||
       ::listen(listener.get(), kBacklog) != 0)
     fail(ErrorKind::machine, fmt::format("no socket for the ranks: {}", std::strerror(errno)));
   return listener;
 }
 
-Socket connect_to(const std::string& name) {
+Socket connect_to(const std::string& name, SocketKind kind) {
   const Address address(name);
-  Socket socket(::socket(AF_UNIX, kKind, 0));
+  Socket socket(::socket(AF_UNIX, type_of(kind), 0));
   if (socket.get() >= 0 && ::connect(socket.get(), address.get(), address.size) != 0)
     return Socket();
   return socket;
@@ -128,12 +136,20 @@ bool receive_order(int fd, Order& order) noexcept {
   return count == sizeof(order);
 }
 
-std::optional<JobReport> receive_report(int fd, bool& gone) noexcept {
+std::optional<JobReport> receive_report(int fd, bool& gone, std::string* words) {
   JobReport report;
-  const ssize_t count = ::recv(fd, &report, sizeof(report), MSG_DONTWAIT);
-  if (count == sizeof(report)) return report;
+  std::array<char, kMaxWordsBytes> text{};
+  std::array<iovec, 2> parts = {iovec{&report, sizeof(report)}, iovec{text.data(), text.size()}};
+  msghdr packet{};
+  packet.msg_iov = parts.data();
+  packet.msg_iovlen = parts.size();
+  const ssize_t count = ::recvmsg(fd, &packet, MSG_DONTWAIT);
+  if (count >= static_cast<ssize_t>(sizeof(report))) {
+    if (words != nullptr) words->assign(text.data(), static_cast<size_t>(count) - sizeof(report));
+    return report;
+  }
   gone = count >= 0 || (errno != EAGAIN && errno != EINTR);
   return std::nullopt;
 }
 
-}  // namespace flotilla::app
+}  // namespace flotilla::fleet

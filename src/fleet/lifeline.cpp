@@ -1,4 +1,4 @@
-#include "app/lifeline.h"
+#include "fleet/lifeline.h"
 
 #include <pthread.h>
 #include <sys/socket.h>
@@ -7,34 +7,26 @@
 #include <array>
 #include <csignal>
 #include <cstdlib>
+#include <utility>
 
-#include "app/control_socket.h"
-#include "app/launcher.h"
-#include "app/process.h"
 #include "base/error.h"
 #include "base/job_report.h"
 #include "base/log.h"
 #include "base/temp_registry.h"
+#include "fleet/control_socket.h"
 
-namespace flotilla::app {
+namespace flotilla::fleet {
 namespace {
 
 // Open MPI's number of this job, which is in the names of its shared-memory files; 0: unknown.
-int64_t openmpi_job() {
-  const char* text = std::getenv("OMPI_MCA_ess_base_jobid");
+int64_t openmpi_job(const comm::Environment& environment) {
+  const char* text = environment("OMPI_MCA_ess_base_jobid");
   return text == nullptr ? 0 : std::strtoll(text, nullptr, 10);
 }
 
 [[noreturn]] void leave(int exit_code) {
   remove_temporaries();
   ::_exit(exit_code);
-}
-
-[[noreturn]] void leave_orphaned() {
-  ::alarm(2);  // ends the process where nobody reads the log any more, and so a line in it blocks
-  if (launched_ranks().rank == 0)
-    log::error("communication", "the flotilla process that started the ranks is gone");
-  leave(exit_code(ErrorKind::communication));
 }
 
 void take_streams(const std::array<int, 2>& streams) {
@@ -47,17 +39,16 @@ void take_streams(const std::array<int, 2>& streams) {
 
 }  // namespace
 
-bool is_controlled() { return std::getenv(kControllerVariable) != nullptr; }
-
-Lifeline::Lifeline() {
-  if (!is_controlled()) return;
-  Socket socket = connect_to(std::getenv(kControllerVariable));
+Lifeline::Lifeline(LifelineOptions options) : options_(std::move(options)) {
+  if (options_.socket.empty()) return;
+  if (const auto launch = comm::find_launch(options_.environment)) rank_ = launch->rank;
+  Socket socket = connect_to(options_.socket);
   std::array<int, 2> streams{};
   if (socket.get() < 0 || !receive_welcome(socket.get(), streams)) leave_orphaned();
   take_streams(streams);
   fd_ = socket.release();
   set_report_socket(fd_);
-  send_report({JobReport::What::start, launched_ranks().rank, openmpi_job()});
+  send_report({JobReport::What::start, rank_, openmpi_job(options_.environment)});
   // Signals are for the compute thread.
   sigset_t all;
   sigset_t before;
@@ -81,10 +72,18 @@ void Lifeline::close(int exit_code) noexcept { send_report({JobReport::What::end
 void Lifeline::listen() {
   Order order;
   while (receive_order(fd_, order)) {
-    if (order.what == Order::What::stop) leave_signal(order.value);
+    if (order.what == Order::What::stop) options_.on_stop(order.value);
+    if (order.what == Order::What::cancel && options_.on_cancel) options_.on_cancel(order.value);
     if (order.what == Order::What::leave) leave(order.value);
   }
   if (!closed_) leave_orphaned();
 }
 
-}  // namespace flotilla::app
+void Lifeline::leave_orphaned() const {
+  ::alarm(2);  // ends the process where nobody reads the log any more, and so a line in it blocks
+  if (rank_ == 0)
+    log::error("communication", "the flotilla process that started the ranks is gone");
+  leave(exit_code(ErrorKind::communication));
+}
+
+}  // namespace flotilla::fleet

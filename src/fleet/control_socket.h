@@ -1,5 +1,5 @@
-// The socket between a controller and its ranks: in the abstract namespace, so that no file stays
-// behind, and of whole messages.
+// The sockets between a controller and its ranks: in the abstract namespace, so that no file stays
+// behind. Orders and reports go as whole packets; the messages of a fleet as a stream (frame.h).
 #pragma once
 
 #include <sys/types.h>
@@ -8,10 +8,10 @@
 #include <optional>
 #include <string>
 
-#include "app/lifeline.h"
 #include "base/job_report.h"
+#include "fleet/lifeline.h"
 
-namespace flotilla::app {
+namespace flotilla::fleet {
 
 // Owner of a descriptor.
 class Socket {
@@ -30,10 +30,14 @@ class Socket {
   int fd_;
 };
 
+// A name that no other listener of this machine has.
+std::string new_socket_name();
+
+enum class SocketKind { packets, stream };
 // Errors (ErrorKind::machine): the system has no such socket left.
-Socket listen_at(const std::string& name);
+Socket listen_at(const std::string& name, SocketKind kind = SocketKind::packets);
 // -1 inside, with errno: nobody listens.
-Socket connect_to(const std::string& name);
+Socket connect_to(const std::string& name, SocketKind kind = SocketKind::packets);
 // The next caller; nothing when nobody calls, or a process of another user does.
 struct Caller {
   Socket socket;
@@ -49,6 +53,7 @@ bool receive_welcome(int fd, std::array<int, 2>& streams) noexcept;
 bool receive_order(int fd, Order& order) noexcept;
 
 // A report that is there: nothing when none is. `gone`: the other side has left.
-std::optional<JobReport> receive_report(int fd, bool& gone) noexcept;
+// `words` gets what follows the report in its packet.
+std::optional<JobReport> receive_report(int fd, bool& gone, std::string* words = nullptr);
 
-}  // namespace flotilla::app
+}  // namespace flotilla::fleet

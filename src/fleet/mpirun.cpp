@@ -1,4 +1,4 @@
-#include "app/mpirun.h"
+#include "fleet/mpirun.h"
 
 #include <fmt/format.h>
 #include <sched.h>
@@ -10,11 +10,10 @@
 #include <string_view>
 #include <system_error>
 
-#include "app/launcher.h"
 #include "base/error.h"
 #include "io/ffmpeg.h"
 
-namespace flotilla::app {
+namespace flotilla::fleet {
 namespace {
 
 namespace fs = std::filesystem;
@@ -24,10 +23,6 @@ int num_cores() {
   CPU_ZERO(&cores);
   if (::sched_getaffinity(0, sizeof(cores), &cores) != 0) return 1;
   return std::max(1, CPU_COUNT(&cores));
-}
-
-void set_default(const char* name, const std::string& value) {
-  ::setenv(name, value.c_str(), /*overwrite=*/0);
 }
 
 bool is_program(const fs::path& path) {
@@ -47,44 +42,62 @@ void for_each_entry(const fs::path& folder, std::string_view prefix, Visit visit
 
 }  // namespace
 
-std::string find_mpirun(const std::string& wish) {
-  const std::string path = host().search_path;
+Variables own_variables() {
+  Variables variables;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string_view text(*entry);
+    const size_t equals = text.find('=');
+    if (equals != std::string_view::npos)
+      variables.emplace(text.substr(0, equals), text.substr(equals + 1));
+  }
+  return variables;
+}
+
+std::vector<std::string> to_entries(const Variables& variables) {
+  std::vector<std::string> entries;
+  for (const auto& [name, value] : variables) entries.push_back(name + "=" + value);
+  return entries;
+}
+
+std::string find_mpirun(const std::string& wish, const std::string& search_path) {
   if (!wish.empty()) {
     const bool is_path = wish.find('/') != std::string::npos;
-    const auto found = is_path ? fs::path(wish) : io::find_program(wish, path).value_or("");
+    const auto found = is_path ? fs::path(wish) : io::find_program(wish, search_path).value_or("");
     if (is_program(found)) return found.string();
     fail(ErrorKind::machine,
-         fmt::format("--mpirun \"{}\": no such program{}", wish, is_path ? "" : " in PATH"));
+         fmt::format("mpirun \"{}\": no such program{}", wish, is_path ? "" : " in PATH"));
   }
   if (is_program(FLOTILLA_MPIEXEC)) return FLOTILLA_MPIEXEC;
-  if (const auto found = io::find_program("mpirun", path)) return found->string();
+  if (const auto found = io::find_program("mpirun", search_path)) return found->string();
   fail(ErrorKind::machine,
-       "--ranks needs the mpirun program of Open MPI, which was not found in PATH; install it "
-       "(apt-get install openmpi-bin), or name it with --mpirun PATH");
+       "ranks are started through the mpirun program of Open MPI, which was not found in PATH; "
+       "install it (apt-get install openmpi-bin), or name it (flotilla run: --mpirun PATH)");
 }
 
 std::vector<std::string> mpirun_command(const std::string& mpirun, int ranks,
-                                        const Arguments& arguments) {
-  const std::string self = fs::read_symlink("/proc/self/exe").string();
-  std::vector<std::string> command = {mpirun, "-n", std::to_string(ranks), self};
+                                        const std::string& program,
+                                        const std::vector<std::string>& arguments) {
+  std::vector<std::string> command = {mpirun, "-n", std::to_string(ranks), program};
   command.insert(command.end(), arguments.begin(), arguments.end());
   return command;
 }
 
-void prepare_environment(int ranks) {
+std::string own_program() { return fs::read_symlink("/proc/self/exe").string(); }
+
+void add_launch_defaults(Variables& variables, int ranks) {
   const int cores = num_cores();
   if (::geteuid() == 0) {
-    set_default("OMPI_ALLOW_RUN_AS_ROOT", "1");
-    set_default("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+    variables.emplace("OMPI_ALLOW_RUN_AS_ROOT", "1");
+    variables.emplace("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
   }
   // A batch system's allocation may have other machines, and fewer slots here than ranks asked for.
-  set_default("OMPI_MCA_plm", "isolated");
-  set_default("OMPI_MCA_ras", "^slurm,tm,lsf,gridengine,alps");
-  set_default("OMPI_MCA_rmaps_base_oversubscribe", "1");
-  if (ranks > cores) set_default("OMPI_MCA_mpi_yield_when_idle", "1");
+  variables.emplace("OMPI_MCA_plm", "isolated");
+  variables.emplace("OMPI_MCA_ras", "^slurm,tm,lsf,gridengine,alps");
+  variables.emplace("OMPI_MCA_rmaps_base_oversubscribe", "1");
+  if (ranks > cores) variables.emplace("OMPI_MCA_mpi_yield_when_idle", "1");
   // mpirun binds from the first core on, and so the ranks of two jobs to the same cores.
-  set_default("OMPI_MCA_hwloc_base_binding_policy", "none");
-  set_default("OMP_NUM_THREADS", std::to_string(std::max(1, cores / ranks)));
+  variables.emplace("OMPI_MCA_hwloc_base_binding_policy", "none");
+  variables.emplace("OMP_NUM_THREADS", std::to_string(std::max(1, cores / ranks)));
 }
 
 void remove_leftovers(pid_t mpirun, int64_t job) {
@@ -99,4 +112,4 @@ void remove_leftovers(pid_t mpirun, int64_t job) {
   });
 }
 
-}  // namespace flotilla::app
+}  // namespace flotilla::fleet
