@@ -92,7 +92,7 @@ def compare(options: argparse.Namespace, prefix: Path, runner: Path) -> None:
         job.write_text(JOB.format(tiny=tiny, name=name, pipeline=pipeline, models=models.format(tiny=tiny), more=more))
         launch(f"flotilla run {name}", ranks[0], [prefix / "bin/flotilla", "run", job, "--quiet"])
         for count in ranks:
-            print(f"{name}, {count} ranks:", launch(f"runner {name}", count, [runner, job, options.work / f"{name}.h5"]))
+            print(f"{name}, {count} ranks:", launch(f"runner {name}", 1, [runner, count, job, options.work / f"{name}.h5"]))
 
 
 def main() -> None:

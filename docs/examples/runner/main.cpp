@@ -1,178 +1,104 @@
-// A pipeline of one's own: text encoder, diffusion model and decoder of one device, each wrapped
-// for all ranks, and a denoise loop around them.
+// A runner of one's own in a fleet: this program starts itself once a rank, and the ranks serve job
+// after job with the pipeline in own_pipeline.h.
 //
-//   [mpirun -n N] runner JOB.yaml [LATENTS.h5]
+//   runner RANKS JOB.yaml [LATENTS.h5]
 //
-// Makes the latents and frames of a job without images. LATENTS.h5, written by "flotilla run"
-// (output.latents), is compared with what came out: exit code 1 when they differ.
-#include <ATen/ATen.h>
+// Makes latents and frames twice: with another prompt, and as JOB.yaml says. LATENTS.h5, written by
+// "flotilla run" (output.latents), is compared with the latter: exit code 1 when they differ.
 #include <c10/core/InferenceMode.h>
 
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
+#include <string>
 
-#include "base/error.h"
-#include "diffusion/denoise_loop.h"
-#include "diffusion/patchify.h"
+#include "fleet/controller.h"
+#include "fleet/worker.h"
 #include "io/latents_file.h"
-#include "parallel/replicated.h"
-#include "parallel/wrap.h"
-#include "pipeline/run_job.h"
-#include "upsampler/latent_upsampler.h"
-#include "vae/statistics.h"
+#include "own_pipeline.h"
 
 namespace {
 
-using namespace flotilla;
-
-struct Clip {
-  at::Tensor video;  // [1, C, F, H, W]
-  at::Tensor audio;  // [1, C, T, mel]
-};
-
-class OwnPipeline {
+// On each rank. A job is {"prompt": , "seed": }, both from JOB.yaml when they are not given.
+class OwnRunner final : public fleet::Runner {
  public:
-  OwnPipeline(const pipeline::PreparedJob& prepared, comm::RankContext& ranks)
-      : job_(prepared.job), files_(*prepared.files), plan_(prepared.plan), ranks_(ranks) {
-    if (!job_.images.empty()) fail(ErrorKind::config, "images: this program does without them");
+  OwnRunner(comm::RankContext& ranks, const std::string& job_file)
+      : ranks_(ranks), prepared_(prepare(ranks, job_file)), own_(prepared_, ranks) {
+    pipeline::Ranks{&ranks_}.attach_gpus(prepared_.plan.gpus);
   }
 
-  Clip make_latents() {
-    encode_text();
-    diffusion::NoiseGenerator noise(*job_.seed, at::kCPU);
-    const Clip first = denoise(plan_.stage_1, files_.loras(), noise);
-    const Clip second =
-        denoise(plan_.stage_2, files_.stage_2_loras(), noise, {upsample(first.video), first.audio});
-    model_->end();
-    // The sound of a guided job is the one of its guided stage.
-    const bool is_guided = job_.pipeline == config::Pipeline::ti2vid_two_stages;
-    return {second.video, is_guided ? first.audio : second.audio};
+  void run(const fleet::Message& job, fleet::JobScope& scope) override {
+    const uint64_t seed = job.body.value("seed", *prepared_.job.seed);
+    const std::string prompt = job.body.value("prompt", prepared_.job.prompt);
+    const auto on_step = [&](const std::string& stage, int64_t step, int64_t steps) {
+      if (ranks_.is_driver())
+        scope.emit(nlohmann::json{{"stage", stage}, {"step", step}, {"steps", steps}});
+    };
+    const Clip clip = own_.make_latents(prompt, seed, on_step);
+    const int64_t num_frames = own_.decode(clip.video);
+    if (!ranks_.is_driver()) return;
+    fleet::Message result(nlohmann::json{{"frames", num_frames}, {"ranks", ranks_.world_size()}});
+    result.tensors = {{"video", clip.video}, {"audio", clip.audio}};
+    scope.emit(result);
   }
-
-  // Number of frames; 0 on ranks other than the driver.
-  int64_t decode(const at::Tensor& video) const {
-    parallel::ClipDecoder decoder = parallel::distributed(
-        parallel::ClipDecoder({files_.video_vae(), plan_.dtype, plan_.device}), ranks_);
-    decoder.load();
-    int64_t num_frames = 0;
-    decoder.decode(video, [&](const at::Tensor& frames) { num_frames += frames.size(0); });
-    return num_frames;
-  }
+  void close() override { own_.close(); }
 
  private:
-  void encode_text() {
-    std::vector<std::string> prompts = {job_.prompt};
-    if (plan_.stage_1.guidance.needs_negative_prompt()) prompts.push_back(job_.negative_prompt);
-    parallel::TextEncoder encoder =
-        parallel::distributed(parallel::TextEncoder({files_.transformer(), files_.text_encoder(),
-                                                     plan_.dtype, plan_.device}),
-                              ranks_, job_.text.parallel);
-    encoder.load(static_cast<int64_t>(prompts.size()));
-    const auto contexts = encoder.encode(prompts);
-    contexts_ = {contexts.front(), contexts.back()};
-  }
-
-  // The model of the stage before, where this one is spread in the same way; else another one of
-  // the same weights.
-  parallel::DiffusionModel& model_for(const pipeline::StagePlan& stage,
-                                      const std::vector<loader::LoraWithStrength>& loras) {
-    if (model_ && stage.method == method_) {
-      model_->set_loras(loras);
-      return *model_;
-    }
-    if (model_) model_->end();
-    parallel::DiffusionModel single =
-        model_ ? model_->with_same_weights()
-               : parallel::DiffusionModel({files_.transformer(), plan_.dtype, plan_.device, loras});
-    method_ = stage.method;
-    if (method_ == pipeline::StageParallel::sequence) {
-      model_.emplace(sequence_parallel(std::move(single), ranks_, sequence_sizes()));
-    } else if (method_ == pipeline::StageParallel::tiles) {
-      model_.emplace(tiled(std::move(single), ranks_, *stage.tiles));
-    } else {
-      model_.emplace(std::move(single));
-    }
-    model_->load();
-    model_->set_loras(loras);
-    return *model_;
-  }
-
-  parallel::SequenceSizes sequence_sizes() const {
-    return {.max_tokens = job_.sp.max_tokens,
-            .max_batch = static_cast<int64_t>(plan_.stage_1.guidance.passes.size()),
-            .audio_tokens = plan_.audio.num_tokens(),
-            .timeout_s = *job_.sp.exchange_timeout_seconds};
-  }
-
-  Clip denoise(const pipeline::StagePlan& stage, const std::vector<loader::LoraWithStrength>& loras,
-               diffusion::NoiseGenerator& noise, const Clip& start = {}) {
-    const auto options = at::TensorOptions(plan_.device).dtype(plan_.dtype);
-    diffusion::AvLatents latents = diffusion::add_noise(
-        {diffusion::make_video_state(stage.grid, options, start.video),
-         diffusion::make_audio_state(plan_.audio, options, start.audio, plan_.audio_timing)},
-        noise, start.video.defined() ? stage.sigmas.front() : 1.0);
-    parallel::DiffusionModel& model = model_for(stage, loras);
-    const auto& velocities = model.begin({latents.video.positions, latents.audio.positions});
-    pipeline::TransformerPassRunner passes(velocities, contexts_, stage.guidance.order);
-    diffusion::GuidedDenoiser denoiser(passes, diffusion::GuiderSchedule(stage.guidance.video),
-                                       diffusion::GuiderSchedule(stage.guidance.audio));
-    diffusion::EulerSampler sampler;
-    const diffusion::DenoiseStage loop{stage.name, stage.sigmas, std::move(latents), denoiser,
-                                       sampler};
-    diffusion::DenoiseState state = diffusion::start_stage(loop, noise);
-    diffusion::run_denoise_loop(loop, state, [&](auto& now, int64_t step, int64_t steps) {
-      if (plan_.device.is_cuda()) parallel::take_drivers_audio(now, ranks_.transformer());
-      if (ranks_.is_driver())
-        std::fprintf(stderr, "%s %d/%d\n", stage.name.c_str(), int(step), int(steps));
-      return diffusion::SafePoint::go_on;
+  static pipeline::PreparedJob prepare(comm::RankContext& context, const std::string& job_file) {
+    const pipeline::Host host{"",
+                              [](const char* name) -> const char* { return std::getenv(name); }};
+    const pipeline::Ranks ranks{&context};
+    return ranks.agreed([&] {
+      return pipeline::prepare_job(config::load_job(job_file), host, pipeline::Outputs::ignored,
+                                   ranks);
     });
-    const diffusion::AvLatents end = diffusion::latents_at(loop, state);
-    return {diffusion::unpatchify_video(diffusion::target_tokens(end.video), stage.grid.size),
-            diffusion::unpatchify_audio(diffusion::target_tokens(end.audio), plan_.audio)};
   }
 
-  at::Tensor upsample(const at::Tensor& video) const {
-    const auto statistics = vae::load_statistics(files_.video_vae(), plan_.dtype, plan_.device);
-    const auto model =
-        upsampler::LatentUpsampler::from_checkpoint(files_.upsampler(), plan_.dtype, plan_.device);
-    return upsampler::upsample_video(model, video, statistics.mean, statistics.std);
-  }
-
-  const config::Job& job_;
-  const pipeline::ModelFiles& files_;
-  const pipeline::Plan& plan_;
   comm::RankContext& ranks_;
-  pipeline::PromptContexts contexts_;
-  std::optional<parallel::DiffusionModel> model_;
-  pipeline::StageParallel method_ = pipeline::StageParallel::none;
+  pipeline::PreparedJob prepared_;
+  OwnPipeline own_;
 };
+
+int serve(const std::string& job_file) {
+  fleet::WorkerOptions options;
+  options.ranks.environment = [](const char* name) -> const char* { return std::getenv(name); };
+  return fleet::run_worker(
+      [&](comm::RankContext& ranks) { return std::make_unique<OwnRunner>(ranks, job_file); },
+      options);
+}
 
 // Up to the order of sums, which other ranks change.
 bool is_close(const char* what, const at::Tensor& actual, const at::Tensor& expected) {
-  const at::Tensor found = actual.to(at::kCPU, at::kFloat);
+  const at::Tensor found = actual.to(at::kFloat);
   const double scale = expected.abs().max().item<double>();
   const double difference = (found - expected).abs().max().item<double>() / scale;
   std::printf("%s: largest difference %.1e of the largest value\n", what, difference);
   return difference <= 1e-4;
 }
 
-int run(comm::RankContext& context, const char* job_file, const char* latents_file) {
-  const pipeline::Host host{"", [](const char* name) -> const char* { return std::getenv(name); }};
-  const pipeline::Ranks ranks{&context};
-  const auto prepared = ranks.agreed([&] {
-    return pipeline::prepare_job(config::load_job(job_file), host, pipeline::Outputs::ignored,
-                                 ranks);
-  });
-  ranks.attach_gpus(prepared.plan.gpus);
-  OwnPipeline own(prepared, context);
-  const Clip clip = own.make_latents();
-  const int64_t num_frames = own.decode(clip.video);
-  if (!context.is_driver()) return 0;
-  std::printf("%d frames on %d ranks\n", int(num_frames), context.world_size());
+// Of one job; its steps are printed as they come.
+fleet::Message finish(fleet::Stream stream) {
+  fleet::Message result;
+  while (auto item = stream.next()) {
+    std::printf("%s\n", item->body.dump().c_str());
+    result = std::move(*item);
+  }
+  return result;
+}
+
+int control(int ranks, const std::string& job_file, const char* latents_file) {
+  fleet::ControllerOptions options;
+  options.ranks = ranks;
+  options.worker = {fleet::own_program(), "worker", job_file};
+  fleet::Controller controller(options);
+  finish(controller.stream(nlohmann::json{{"prompt", "another boat"}, {"seed", 7}}));
+  const fleet::Message result = finish(controller.stream({}));
   if (latents_file == nullptr) return 0;
   const auto expected = io::read_latents(latents_file).tensors;
-  const bool video = is_close("video", clip.video, expected.at(io::latents::kStage2Video));
-  const bool audio = is_close("audio", clip.audio, expected.at(io::latents::kStage2Audio));
+  const bool video =
+      is_close("video", result.tensors.at("video"), expected.at(io::latents::kStage2Video));
+  const bool audio =
+      is_close("audio", result.tensors.at("audio"), expected.at(io::latents::kStage2Audio));
   return video && audio ? 0 : 1;
 }
 
@@ -180,20 +106,13 @@ int run(comm::RankContext& context, const char* job_file, const char* latents_fi
 
 int main(int argc, char** argv) {
   const c10::InferenceMode no_gradients;
-  if (argc < 2) {
-    std::fprintf(stderr, "usage: [mpirun -n N] runner JOB.yaml [LATENTS.h5]\n");
-    return 2;
-  }
-  const auto environment = [](const char* name) -> const char* { return std::getenv(name); };
   try {
-    return comm::run_on_ranks({environment}, [&](comm::RankContext& ranks) {
-      return run(ranks, argv[1], argc > 2 ? argv[2] : nullptr);
-    });
-  } catch (const comm::AgreedError& error) {
-    if (error.speaks()) std::fprintf(stderr, "%s\n", error.what());
-    return exit_code(error.kind());
+    if (argc == 3 && std::string(argv[1]) == "worker") return serve(argv[2]);
+    if (argc >= 3) return control(std::atoi(argv[1]), argv[2], argc > 3 ? argv[3] : nullptr);
   } catch (const Error& error) {
     std::fprintf(stderr, "%s\n", error.what());
     return exit_code(error.kind());
   }
+  std::fprintf(stderr, "usage: runner RANKS JOB.yaml [LATENTS.h5]\n");
+  return exit_code(ErrorKind::usage);
 }
