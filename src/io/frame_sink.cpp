@@ -123,10 +123,11 @@ void FanOut::finish() {
   for (FrameSink* sink : sinks_) sink->finish();
 }
 
-FrameCollector::FrameCollector(const VideoFormat& format) : format_(format), order_(format) {
+FrameCollector::FrameCollector(const VideoFormat& format)
+    : format_(format), order_(format), bytes_(std::make_shared<std::vector<uint8_t>>()) {
   const auto total = static_cast<size_t>(format.num_frames * format.frame_bytes());
   try {
-    bytes_.reserve(total);
+    bytes_->reserve(total);
   } catch (const std::bad_alloc&) {
     fail(ErrorKind::memory,
          fmt::format("no host memory for the decoded frames ({}); output.save_frames: false "
@@ -137,15 +138,16 @@ FrameCollector::FrameCollector(const VideoFormat& format) : format_(format), ord
 
 void FrameCollector::push(const FrameBatch& batch) {
   order_.accept(batch);
-  bytes_.insert(bytes_.end(), batch.bytes->begin(), batch.bytes->end());
+  bytes_->insert(bytes_->end(), batch.bytes->begin(), batch.bytes->end());
 }
 
 void FrameCollector::finish() { order_.check_complete(); }
 
 at::Tensor FrameCollector::frames() {
   order_.check_complete();
-  return at::from_blob(bytes_.data(), {format_.num_frames, format_.height, format_.width, 3},
-                       at::kByte);
+  return at::from_blob(
+      bytes_->data(), {format_.num_frames, format_.height, format_.width, 3},
+      [bytes = bytes_](void*) {}, at::kByte);
 }
 
 }  // namespace flotilla::io

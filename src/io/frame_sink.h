@@ -120,13 +120,14 @@ class FrameCollector final : public FrameSink {
   explicit FrameCollector(const VideoFormat& format);
   void push(const FrameBatch& batch) override;
   void finish() override;
-  // uint8 [F, H, W, 3], a view that lives as long as this object. Not on the writer's thread.
+  // uint8 [F, H, W, 3]; shares the memory of this object, and may outlive it. Not on the writer's
+  // thread.
   at::Tensor frames();
 
  private:
   VideoFormat format_;
   FrameOrder order_;
-  std::vector<uint8_t> bytes_;
+  std::shared_ptr<std::vector<uint8_t>> bytes_;
 };
 
 }  // namespace flotilla::io

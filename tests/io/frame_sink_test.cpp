@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <memory>
 
 #include "io_support.h"
 #include "support/compare.h"
@@ -114,13 +115,14 @@ TEST(FrameOrderTest, RefusesGapsRepeatsAndMissingFrames) {
 
 TEST(FanOutTest, FeedsEverySinkAndTheCollectorKeepsTheFrames) {
   TestSink first;
-  FrameCollector second(kFormat);
-  FanOut both({&first, &second});
+  auto second = std::make_unique<FrameCollector>(kFormat);
+  FanOut both({&first, second.get()});
   both.push(batch_of(0, 4));
   both.push(batch_of(4, 6));
   both.finish();
   EXPECT_EQ(first.seen.size(), 10);
-  const at::Tensor frames = second.frames();
+  const at::Tensor frames = second->frames();
+  second.reset();  // the frames stay
   EXPECT_EQ(frames.sizes(), (std::vector<int64_t>{10, 2, 4, 3}));
   EXPECT_TRUE(test::same_bytes(frames[7], at::full({2, 4, 3}, 7, at::kByte)));
 }
