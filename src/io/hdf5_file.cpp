@@ -249,6 +249,7 @@ at::Tensor H5File::read(const std::string& name) const {
 }
 
 std::string hdf5_library() {
+  const H5Silence quiet;  // this can be the program's first call of the library
   unsigned major = 0, minor = 0, release = 0;
   H5get_libversion(&major, &minor, &release);
   return fmt::format("{}.{}.{}", major, minor, release);
