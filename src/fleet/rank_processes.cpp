@@ -1,10 +1,13 @@
 #include "fleet/rank_processes.h"
 
+#include <fmt/format.h>
 #include <poll.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <csignal>
+#include <fstream>
+#include <string_view>
 #include <utility>
 
 namespace flotilla::fleet {
@@ -15,6 +18,16 @@ using namespace std::chrono_literals;
 constexpr int kLookEveryMs = 50;
 // From the order to leave to SIGKILL.
 constexpr auto kLeaveLimit = 5s;
+
+// The main thread of a process ends before the others, and with the last of these its connections.
+bool is_running(pid_t pid) {
+  std::ifstream in(fmt::format("/proc/{}/stat", pid));
+  std::string line;
+  std::getline(in, line);
+  const size_t name_end = line.rfind(')');
+  if (name_end == std::string::npos || name_end + 2 >= line.size()) return false;
+  return std::string_view("RSDI").find(line[name_end + 2]) != std::string_view::npos;
+}
 
 }  // namespace
 
@@ -167,6 +180,16 @@ std::vector<int> RankProcesses::started() const {
   for (const auto& rank : ranks_) {
     if (rank->number >= 0) numbers.push_back(rank->number);
   }
+  return numbers;
+}
+
+std::vector<int> RankProcesses::not_running() const {
+  std::vector<int> numbers;
+  for (const auto& rank : ranks_) {
+    if (rank->number >= 0 && (rank->gone || !is_running(rank->pid)))
+      numbers.push_back(rank->number);
+  }
+  std::sort(numbers.begin(), numbers.end());
   return numbers;
 }
 

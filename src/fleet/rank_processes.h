@@ -66,6 +66,8 @@ class RankProcesses {
   std::string launcher_errors() const { return mpirun_ ? mpirun_->errors() : ""; }
   // The numbers of the ranks that have started.
   std::vector<int> started() const;
+  // Of those whose process has ended or is stopped; seen before its connection tells.
+  std::vector<int> not_running() const;
 
  private:
   using Clock = std::chrono::steady_clock;

@@ -210,8 +210,7 @@ void Service::take_requests() {
   ::eventfd_read(wake_.get(), &ignored);
   std::unique_lock lock(mutex_);
   for (const auto& frame : std::exchange(outbox_, {})) processes_.send_all(frame);
-  if (std::exchange(cancel_wanted_, false))
-    processes_.order_all({Order::What::cancel, num_jobs_});
+  if (std::exchange(cancel_wanted_, false)) processes_.order_all({Order::What::cancel, num_jobs_});
   if (!shutdown_wanted_ || state_ == State::closing || state_ == State::poisoned) return;
   const bool was_ready = std::exchange(state_, State::closing) == State::ready;
   const bool stops = job_ && !job_->end;
@@ -265,12 +264,9 @@ void Service::note_fault() {
 
 void Service::settle_fault() {
   if (!fault_at_) return;
-  if (words_) {
-    // Of a rank that died others tell; which one it is, its connection has told.
-    const bool of_another = words_->kind == ErrorKind::communication;
-    return poison(words_->kind, of_another ? lost_ : known(words_->rank), words_->text);
-  }
-  if (!lost_text_.empty()) return poison(ErrorKind::communication, lost_, lost_text_);
+  if (words_) return poison(words_->kind, words_->at_fault, words_->text);
+  // Those that follow the first one are ended by mpirun.
+  if (!lost_text_.empty()) return poison(ErrorKind::communication, known(lost_), lost_text_);
   const auto status = processes_.launcher_status();
   if (!status) return;
   const std::string errors = processes_.launcher_errors();
@@ -328,15 +324,21 @@ void Service::end_job(const JobEnd& end) {
 }
 
 void Service::on_words(int rank, ErrorKind kind, std::string text) {
-  if (!words_) words_ = Words{rank, kind, std::move(text)};
+  if (words_) return;
+  words_ = Words{kind, std::move(text), known(rank)};
+  if (kind == ErrorKind::communication) {  // told by another one than the rank at fault
+    words_->at_fault = processes_.not_running();
+    std::erase(words_->at_fault, rank);
+  }
   note_fault();
 }
 
 void Service::on_lost(int rank, pid_t pid) {
-  if (rank >= 0) lost_.push_back(rank);
-  if (lost_text_.empty())
+  if (lost_text_.empty()) {
+    lost_ = rank;
     lost_text_ = fmt::format("{} ended without a word (process {})",
                              rank < 0 ? "a rank" : ranks_text({rank}), pid);
+  }
   note_fault();
 }
 

@@ -75,13 +75,13 @@ class Service final : public RankListener {
   RankProcesses processes_;
   std::set<int> set_up_, ready_;
   struct Words {
-    int rank;
     ErrorKind kind;
     std::string text;
+    std::vector<int> at_fault;
   };
   std::optional<Words> words_;  // the first ones
-  std::vector<int> lost_;
-  std::string lost_text_;  // of the first one
+  int lost_ = -1;               // the first one
+  std::string lost_text_;
   const Clock::time_point start_ = Clock::now();
   std::optional<Clock::time_point> fault_at_, closing_at_;
 

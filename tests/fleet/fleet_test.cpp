@@ -255,6 +255,7 @@ TEST_P(FleetTest, AStoppedRankPoisonsTheFleet) {
   const auto error = failure_of<PoisonedError>(
       fleet.stream(json{{"do", "fail"}, {"how", "stop"}, {"ranks", {1}}}));
   ASSERT_TRUE(error);
+  EXPECT_THAT(error->ranks(), ElementsAre(1));
   expect_poisoned(fleet, "rank 1 has given no sign of life");
 }
 
