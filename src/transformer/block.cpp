@@ -6,6 +6,7 @@
 #include <optional>
 #include <span>
 
+#include "base/error.h"
 #include "ops/layer_input.h"
 #include "ops/linear.h"
 #include "ops/norm.h"
@@ -249,6 +250,8 @@ std::vector<StreamRows> rows_of_blocks(const TransformerConfig& config,
 
 void run_block(const BlockWeights& weights, const BlockArgs& args, const StreamInputs* video,
                const StreamInputs* audio, at::Tensor& x_video, at::Tensor& x_audio) {
+  FLOTILLA_ASSERT(video == nullptr || args.video_rows != nullptr);
+  FLOTILLA_ASSERT(audio == nullptr || args.audio_rows != nullptr);
   std::optional<Stream> video_stream;
   std::optional<Stream> audio_stream;
   if (video != nullptr) video_stream.emplace(weights.video, *video, *args.video_rows, args);

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <map>
+#include <span>
 
 #include "ops/norm.h"
 #include "support/compare.h"
@@ -93,9 +94,19 @@ TEST_P(BlockGoldenTest, EveryNamedCaseMatches) {
     const auto audio = stored_inputs("audio", name == "masked");
     at::Tensor x_video = golden_["in.video.x"];
     at::Tensor x_audio = golden_["in.audio.x"];
-    transformer::run_block(model_.weights().blocks[0],
-                           {model_.config(), local, perturbations, 0, in_place}, &video, &audio,
-                           x_video, x_audio);
+    const std::span first(model_.weights().blocks.data(), 1);
+    using Kind = transformer::StreamKind;
+    const auto& config = model_.config();
+    const auto video_rows = transformer::rows_of_blocks(config, first, Kind::video, video);
+    const auto audio_rows = transformer::rows_of_blocks(config, first, Kind::audio, audio);
+    transformer::run_block(first.front(),
+                           {.config = config,
+                            .attention = local,
+                            .perturbations = perturbations,
+                            .beside_video = in_place,
+                            .video_rows = &video_rows.front(),
+                            .audio_rows = &audio_rows.front()},
+                           &video, &audio, x_video, x_audio);
     EXPECT_TRUE(all_close(x_video, golden_["out." + name + ".video"], kTolerance)) << name;
     EXPECT_TRUE(all_close(x_audio, golden_["out." + name + ".audio"], kTolerance)) << name;
   }
