@@ -196,7 +196,8 @@ class MomentTest : public SignalTest, public ::testing::WithParamInterface<Targe
     const std::string fault =
         fmt::format("rank=1,phase={},step={},do=pause", moment.phase, moment.step);
     ::setenv("FLOTILLA_TEST_FAULT", fault.c_str(), 1);
-    io::Process process(start({job()}), /*read_output=*/false);
+    // Few lines: what a process keeps of its standard error is its beginning.
+    io::Process process(start({job(), "--quiet"}), /*read_output=*/false);
     std::optional<int> status;
     while (!status && process.errors().find("pauses at") == std::string::npos)
       status = process.wait(0.01);
