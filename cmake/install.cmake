@@ -7,6 +7,8 @@
 #   share/bash-completion/   completion of commands, options and file names
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
+# CMake leaves out what lies inside of the source folder, as .deps/ does.
+set(CMAKE_INSTALL_RPATH "${FLOTILLA_TORCH_ROOT}/lib")
 set(CMAKE_INSTALL_RPATH_USE_LINK_PATH TRUE)  # LibTorch lies outside of the folders that the loader knows
 
 # Into the package as flotilla::<name>.
