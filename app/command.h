@@ -21,7 +21,7 @@ int serve(const Arguments& arguments);
 int submit(const Arguments& arguments);
 int status(const Arguments& arguments);
 int cancel(const Arguments& arguments);
-int worker(const Arguments& arguments);  // of a fleet; not for the command line
+int worker(const Arguments& arguments);          // of a fleet; not for the command line
 int bench_pipeline(const Arguments& arguments);  // bench's own; the name is still in front
 int bench_comm(const Arguments& arguments);
 int bench_step(const Arguments& arguments);

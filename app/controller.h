@@ -13,8 +13,8 @@ namespace flotilla::app {
 
 struct ControlRequest {
   int ranks = 1;
-  double grace_s = 120;  // from a signal to the end of ranks that have not stopped by then
-  std::string mpirun;    // empty: found
+  double grace_s = 120;         // from a signal to the end of ranks that have not stopped by then
+  std::string mpirun;           // empty: found
   std::string command = "run";  // of flotilla, that the ranks run
 };
 

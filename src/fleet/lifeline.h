@@ -30,9 +30,9 @@ struct Order {
 };
 
 struct LifelineOptions {
-  std::string socket;                // the controller's; empty: there is none
-  comm::Environment environment;     // what the launcher says of this rank
-  std::function<void(int)> on_stop;  // gets the signal; called by another thread
+  std::string socket;                       // the controller's; empty: there is none
+  comm::Environment environment;            // what the launcher says of this rank
+  std::function<void(int)> on_stop;         // gets the signal; called by another thread
   std::function<void(int)> on_cancel = {};  // gets the number of the job; likewise
 };
 

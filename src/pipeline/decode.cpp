@@ -113,8 +113,8 @@ void decode_tiles(const Session& session, const at::Tensor& video_latent, io::Fr
         session.phases.end_step();  // the files' disk may be slow
         const at::Tensor bytes = vae::to_uint8(frames);
         colours.look(bytes);
-        sink->push(io::make_frame_batch(
-            bytes, next_frame, memory.valid() ? memory.get() : std::vector<uint8_t>()));
+        sink->push(io::make_frame_batch(bytes, next_frame,
+                                        memory.valid() ? memory.get() : std::vector<uint8_t>()));
         next_frame += frames.size(0);
       },
       [&](int64_t done, int64_t all) {

@@ -42,7 +42,7 @@ struct StageExchange {
 // Work between two safe points, where a run can stop and go on later.
 struct SafeGap {
   std::string phase;  // of which it is the last part
-  std::string work;  // "a step of 24576 video and 126 audio tokens, 1 pass"
+  std::string work;   // "a step of 24576 video and 126 audio tokens, 1 pass"
 };
 
 struct Forecast {

@@ -214,7 +214,8 @@ TEST_F(DryRunTest, TellsEveryFigureOfThe22BModelFromItsHeaders) {
   EXPECT_EQ(stage_2["buffers of the exchange"], 2 * 4096 * 3 * 4096 * 2);
   // The angles of the whole clip, float32, are larger than a block's activations of an eighth.
   EXPECT_EQ(stage_2["activations"], int64_t{6} * 24'576 * 4096 / 2 * 4);
-  // Each rank keeps an eighth of what the LoRA changes clean, beside the weights on a GPU this large.
+  // Each rank keeps an eighth of what the LoRA changes clean, beside the weights on a GPU this
+  // large.
   EXPECT_LT(stage_2["clean rows of this rank's share"], weights / 8 + (1 << 28));
   EXPECT_GT(stage_2["clean rows of this rank's share"], weights / 9);
   // The projection, the connectors and the last six of 48 layers.

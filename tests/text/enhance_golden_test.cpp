@@ -36,7 +36,8 @@ class EnhanceGoldenTest : public ::testing::Test {
 TEST_F(EnhanceGoldenTest, ChatsAreTokenizedAsTheReferenceDoes) {
   const Tokenizer tokenizer(test::tiny_dir() / "gemma");
   for (const auto& item : golden_.at("cases")) {
-    EXPECT_EQ(tokenizer.tokens_of(item.at("prompt").get<std::string>()), item.at("input_ids").get<std::vector<int64_t>>());
+    EXPECT_EQ(tokenizer.tokens_of(item.at("prompt").get<std::string>()),
+              item.at("input_ids").get<std::vector<int64_t>>());
   }
 }
 
