@@ -19,14 +19,6 @@ __device__ float block_sum(float value, float* smem) {
   return sum;
 }
 
-template <typename T, int kWidth>
-__device__ float squares_of(const Pack<T, kWidth>& x) {
-  float squares = 0.0F;
-#pragma unroll
-  for (int j = 0; j < kWidth; ++j) squares += to_float(x.values[j]) * to_float(x.values[j]);
-  return squares;
-}
-
 // One block a token.
 template <typename T, int kWidth>
 __global__ void __launch_bounds__(kThreads)

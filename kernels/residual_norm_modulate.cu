@@ -49,15 +49,6 @@ __device__ Pack<T, kWidth> modulated(const ModulationArgs& modulation, const Pac
   return out;
 }
 
-template <typename T, int kWidth>
-__device__ float squares_of(const Pack<T, kWidth>& x) {
-  const Floats<kWidth> wide = to_floats(x);
-  float squares = 0.0F;
-#pragma unroll
-  for (const float value : wide.values) squares += value * value;
-  return squares;
-}
-
 // One block a token. kItems vectors a thread stay in registers; 0: any number, read again from the
 // cache and modulated again. kQuantised: some modulation is wanted as e4m3.
 template <typename T, int kWidth, int kItems, bool kQuantised>

@@ -8,14 +8,6 @@ namespace {
 constexpr int kThreads = 128;  // some 90 registers a thread: five blocks a processor
 
 template <typename T, int kWidth>
-__device__ float squares_of(const Pack<T, kWidth>& x) {
-  float squares = 0.0F;
-#pragma unroll
-  for (int j = 0; j < kWidth; ++j) squares += to_float(x.values[j]) * to_float(x.values[j]);
-  return squares;
-}
-
-template <typename T, int kWidth>
 __device__ void add(const Pack<T, kWidth>& other, Pack<T, kWidth>& x, const Pack<T, kWidth>& bias) {
 #pragma unroll
   for (int j = 0; j < kWidth; ++j) {

@@ -69,6 +69,16 @@ __device__ inline float warp_sum(float value) {
   return value;
 }
 
+// Sum of the squares of a vector, in float32.
+template <typename T, int kWidth>
+__device__ float squares_of(const Pack<T, kWidth>& x) {
+  const Floats<kWidth> wide = to_floats(x);
+  float squares = 0.0F;
+#pragma unroll
+  for (const float value : wide.values) squares += value * value;
+  return squares;
+}
+
 inline bool is_aligned(const void* pointer, int64_t bytes = 16) {
   return reinterpret_cast<uintptr_t>(pointer) % static_cast<uintptr_t>(bytes) == 0;
 }
