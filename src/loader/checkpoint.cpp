@@ -14,6 +14,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/hash.h"
 #include "base/text.h"
 #include "loader/file_time.h"
 
@@ -38,11 +39,6 @@ void read_exactly(int fd, const fs::path& path, char* out, int64_t bytes, int64_
     offset += got;
     bytes -= got;
   }
-}
-
-uint64_t fnv1a(uint64_t hash, std::string_view bytes) {
-  for (const char byte : bytes) hash = (hash ^ static_cast<unsigned char>(byte)) * 0x100000001b3ULL;
-  return hash;
 }
 
 std::set<std::string> shards_of_index(const fs::path& index_path) {
@@ -181,16 +177,18 @@ std::string Checkpoint::model_version() const {
 }
 
 std::string Checkpoint::digest() const {
-  uint64_t hash = 0xcbf29ce484222325ULL;
+  uint64_t hash = kHashStart;
   for (const auto& file : files_) {
-    hash = fnv1a(hash, fmt::format("{}/{}", file->header.file_bytes, file->header.header_bytes));
-    for (const auto& [key, value] : file->header.metadata) hash = fnv1a(hash, key + "=" + value);
+    hash =
+        add_to_hash(hash, fmt::format("{}/{}", file->header.file_bytes, file->header.header_bytes));
+    for (const auto& [key, value] : file->header.metadata)
+      hash = add_to_hash(hash, key + "=" + value);
     for (const auto& [name, info] : file->header.tensors) {
-      hash = fnv1a(hash, fmt::format("{}{}{}:{}", name, shape_text(info.shape),
-                                     c10::toString(info.dtype), info.begin));
+      hash = add_to_hash(hash, fmt::format("{}{}{}:{}", name, shape_text(info.shape),
+                                           c10::toString(info.dtype), info.begin));
     }
   }
-  return fmt::format("{:016x}", hash);
+  return hash_text(hash);
 }
 
 std::string Checkpoint::identity() const {
