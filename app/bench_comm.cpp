@@ -7,6 +7,7 @@
 #include <charconv>
 #include <nlohmann/json.hpp>
 
+#include "app/bench_support.h"
 #include "app/comm_cases.h"
 #include "app/command.h"
 #include "app/launcher.h"
@@ -16,7 +17,6 @@
 #include "comm/device_choice.h"
 #include "comm/rank_context.h"
 #include "gpu/device.h"
-#include "io/file_bytes.h"
 #include "version.h"
 
 namespace flotilla::app {
@@ -132,11 +132,7 @@ void write_json(const std::vector<std::string>& ranks, const Settings& settings,
                                {"vs_all_to_all", record.vs_all_to_all},
                                {"wrong", record.wrong}});
   }
-  const std::string text = json.dump(1) + "\n";
-  PendingFile file(settings.json, /*overwrite=*/true);
-  io::write_bytes(file.temporary(), settings.json,
-                  {reinterpret_cast<const uint8_t*>(text.data()), text.size()});
-  file.commit();
+  write_bench_json(settings.json, json);
 }
 
 // "6144,24576"

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "app/bench_support.h"
 #include "app/command.h"
 #include "app/launcher.h"
 #include "app/options.h"
@@ -13,7 +14,6 @@
 #include "base/temp_file.h"
 #include "gpu/device.h"
 #include "io/clock.h"
-#include "io/file_bytes.h"
 #include "pipeline/run_job.h"
 #include "version.h"
 
@@ -120,11 +120,7 @@ void write_json(const std::string& path, const Measured& measured) {
       {"version", kVersion}, {"commit", kCommit}, {"phases", nlohmann::ordered_json::object()}};
   for (const auto& row : measured.rows) json["phases"][row.phase + "_s"] = row.seconds;
   json["peak_host_bytes"] = measured.peak_host_bytes;
-  const std::string text = json.dump(1) + "\n";
-  PendingFile file(path, /*overwrite=*/true);
-  io::write_bytes(file.temporary(), path,
-                  {reinterpret_cast<const uint8_t*>(text.data()), text.size()});
-  file.commit();
+  write_bench_json(path, json);
 }
 
 }  // namespace

@@ -12,7 +12,6 @@
 #include "base/error.h"
 #include "base/temp_file.h"
 #include "gpu/device.h"
-#include "io/file_bytes.h"
 #include "loader/checkpoint.h"
 #include "vae/decoder.h"
 #include "version.h"
@@ -242,11 +241,7 @@ void write_json(const Settings& settings, at::Device device, const Record& recor
                                     {"flop", conv.call.flop()},
                                     {"ms", conv.ms}});
   }
-  const std::string text = json.dump(1) + "\n";
-  PendingFile file(settings.json, /*overwrite=*/true);
-  io::write_bytes(file.temporary(), settings.json,
-                  {reinterpret_cast<const uint8_t*>(text.data()), text.size()});
-  file.commit();
+  write_bench_json(settings.json, json);
 }
 
 Settings read_settings(const po::variables_map& values) {

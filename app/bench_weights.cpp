@@ -6,6 +6,7 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 
+#include "app/bench_support.h"
 #include "app/command.h"
 #include "app/launcher.h"
 #include "app/options.h"
@@ -15,7 +16,6 @@
 #include "base/temp_file.h"
 #include "comm/rank_context.h"
 #include "gpu/device.h"
-#include "io/file_bytes.h"
 #include "parallel/distributed_text_encoder.h"
 #include "pipeline/precision.h"
 #include "pipeline/run_job.h"
@@ -193,11 +193,7 @@ void write_json(const std::string& path, const char* name, const std::vector<Sam
                                {"time_s", sample.seconds},
                                {"rate_gbps", sample.gigabytes_per_s()}});
   }
-  const std::string text = json.dump(1) + "\n";
-  PendingFile file(path, /*overwrite=*/true);
-  io::write_bytes(file.temporary(), path,
-                  {reinterpret_cast<const uint8_t*>(text.data()), text.size()});
-  file.commit();
+  write_bench_json(path, json);
 }
 
 using Body =
