@@ -56,4 +56,20 @@ std::optional<Ffmpeg> find_ffmpeg(const fs::path& path, std::string_view search_
       encoders.find(" libx264 ") != std::string::npos, encoders.find(" aac ") != std::string::npos};
 }
 
+std::optional<Ffmpeg> FfmpegFinder::find(std::string_view search_path) {
+  const auto program = find_program("ffmpeg", search_path);
+  if (!program) return std::nullopt;
+  std::error_code unseen;
+  const auto changed = fs::last_write_time(*program, unseen);
+  const auto bytes = fs::file_size(*program, unseen);
+  const bool is_same =
+      !unseen && known_ && known_->path == *program && changed == changed_ && bytes == bytes_;
+  if (is_same) return known_;
+  known_.reset();
+  known_ = find_ffmpeg(*program, search_path);
+  changed_ = changed;
+  bytes_ = bytes;
+  return known_;
+}
+
 }  // namespace flotilla::io

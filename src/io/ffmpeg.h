@@ -1,6 +1,7 @@
 // Finding the ffmpeg program and asking what it can do.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <optional>
 #include <string>
@@ -26,5 +27,18 @@ struct Ffmpeg {
 // is empty; nothing when there is none. Takes a few tenths of a second. Errors: ErrorKind::machine,
 // when a program is there but is not a working ffmpeg.
 std::optional<Ffmpeg> find_ffmpeg(const std::filesystem::path& path, std::string_view search_path);
+
+// The same for job after job: a program that is still the same file is asked once.
+class FfmpegFinder {
+ public:
+  // Errors: those of find_ffmpeg(); such a program is asked again.
+  std::optional<Ffmpeg> find(std::string_view search_path);
+
+ private:
+  // Of the last answer.
+  std::optional<Ffmpeg> known_;
+  std::filesystem::file_time_type changed_;
+  uintmax_t bytes_ = 0;
+};
 
 }  // namespace flotilla::io

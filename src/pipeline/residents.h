@@ -1,7 +1,8 @@
 // What a process keeps between its jobs, so that a later one of the same models starts at once:
-// open files, what their audit found, encoded prompts, and loaded models with the LoRAs that are
-// fused in. All ranks keep the same and decide alike. Memory decides what stays: before each phase
-// of a job, models that the phase does not use are let go until it fits (docs/memory.md).
+// open files, what their audit found, what ffmpeg can do, encoded prompts, and loaded models with
+// the LoRAs that are fused in. All ranks keep the same and decide alike. Memory decides what stays:
+// before each phase of a job, models that the phase does not use are let go until it fits
+// (docs/memory.md).
 //
 //   auto residents = std::make_shared<Residents>();
 //   for (each job) {
@@ -23,6 +24,7 @@
 
 #include "config/job.h"
 #include "gpu/attention_probe.h"
+#include "io/ffmpeg.h"
 #include "pipeline/checkpoint_pool.h"
 #include "pipeline/forecast.h"
 #include "pipeline/ranks.h"
@@ -58,6 +60,7 @@ class Residents {
   CheckpointPool& files() { return files_; }
   text::PromptCache& prompts() { return prompts_; }
   // Of a folder in this version. Errors: those of Tokenizer.
+  io::FfmpegFinder& ffmpeg() { return ffmpeg_; }
   const text::Tokenizer& tokenizer(const std::filesystem::path& folder, const std::string& version);
   // Models of this key (files and settings) were found to fit each other.
   bool was_audited(const std::string& key) const { return audited_.contains(key); }
@@ -123,6 +126,7 @@ class Residents {
   CheckpointPool files_;
   text::PromptCache prompts_;
   std::optional<gpu::AttentionProbe> attention_;
+  io::FfmpegFinder ffmpeg_;
   std::optional<std::tuple<config::Attention, at::Device, at::ScalarType>> attention_of_;
   std::set<std::string> audited_;
   std::string tokenizer_key_;

@@ -270,7 +270,7 @@ PreparedJob prepare_job(const config::LoadedJob& loaded, const Host& host, Outpu
     check_precision(job.precision, gpu::device_facts(devices.own));
   config::validate_files(job, loaded.origins);
   if (needs_ffmpeg(job, outputs)) {
-    const auto found = io::find_ffmpeg({}, host.search_path);
+    const auto found = prepared.residents->ffmpeg().find(host.search_path);
     if (found && found->has_h264) prepared.ffmpeg = found->path;
     if (outputs == Outputs::checked) check_outputs(job, found && found->can_write_mp4());
   } else if (outputs == Outputs::checked) {

@@ -1,5 +1,6 @@
 #include "io/subprocess.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 
@@ -120,6 +121,32 @@ TEST(SubprocessTest, FindsProgramsInAListOfFolders) {
   EXPECT_EQ(find_program("tool", "/nowhere:.::" + folder.path().string()), folder / "tool");
   EXPECT_EQ(find_program("tool", ""), std::nullopt);
   EXPECT_EQ(find_ffmpeg({}, folder.path().string()), std::nullopt);
+}
+
+TEST(SubprocessTest, FfmpegIsAskedOnceWhileItIsTheSameFile) {
+  const test::TempDir folder;
+  const auto install = [&](const std::string& version, const std::string& encoder) {
+    test::write_file(folder / "ffmpeg", fmt::format("#!/bin/sh\necho \"$2\" >> '{}'\n"
+                                                    "echo 'ffmpeg version {} x'\n"
+                                                    "echo ' V libx264 {} '\n",
+                                                    (folder / "asked").string(), version, encoder));
+    std::filesystem::permissions(folder / "ffmpeg", std::filesystem::perms::owner_all);
+  };
+  FfmpegFinder finder;
+  EXPECT_EQ(finder.find(folder.path().string()), std::nullopt);
+  install("5.1", "");
+  for (int job = 0; job < 3; ++job) {
+    const auto found = finder.find(folder.path().string());
+    ASSERT_TRUE(found);
+    EXPECT_EQ(found->version, "5.1");
+    EXPECT_FALSE(found->can_write_mp4());
+  }
+  EXPECT_EQ(test::read_file(folder / "asked"), "-version\n-encoders\n");
+  install("5.1.1", "aac");
+  EXPECT_TRUE(finder.find(folder.path().string())->can_write_mp4());
+  EXPECT_EQ(finder.find("/nowhere"), std::nullopt);
+  std::filesystem::remove(folder / "ffmpeg");
+  EXPECT_EQ(finder.find(folder.path().string()), std::nullopt);
 }
 
 TEST(SubprocessTest, ProgramThatIsNotFfmpegIsRefused) {
