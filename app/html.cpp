@@ -6,6 +6,7 @@
 #include <iterator>
 #include <vector>
 
+#include "base/base64.h"
 #include "base/text.h"
 
 namespace flotilla::app::html {
@@ -30,20 +31,6 @@ svg { max-width: 100%; height: auto; } svg text { fill: currentColor; font: 12px
 constexpr std::string_view kPolicy =
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
     "img-src data: file: 'self'; media-src data: file: 'self'";
-
-std::string base64(const std::vector<unsigned char>& bytes) {
-  constexpr std::string_view kLetters =
-      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-  std::string text;
-  text.reserve((bytes.size() + 2) / 3 * 4);
-  for (size_t i = 0; i < bytes.size(); i += 3) {
-    const size_t count = std::min<size_t>(3, bytes.size() - i);
-    uint32_t bits = 0;
-    for (size_t k = 0; k < 3; ++k) bits = bits << 8 | (k < count ? bytes[i + k] : 0U);
-    for (size_t k = 0; k < 4; ++k) text += k <= count ? kLetters[bits >> (18 - 6 * k) & 63] : '=';
-  }
-  return text;
-}
 
 // A path as a relative URL; every letter that could mean something else is written as a number.
 std::string percent(const std::string& path) {

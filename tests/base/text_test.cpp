@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "base/base64.h"
+
 namespace flotilla {
 namespace {
 
@@ -41,6 +43,19 @@ TEST(TextTest, ShapeText) {
 
 TEST(TextTest, LowerCaseLeavesOtherLettersAlone) {
   EXPECT_EQ(to_lower(".Y4M \xC3\x84@[z"), ".y4m \xC3\x84@[z");
+}
+
+// The vectors of RFC 4648, and bytes above 127.
+TEST(TextTest, Base64PadsToFourLetters) {
+  const auto encode = [](std::string_view text) {
+    return base64({reinterpret_cast<const uint8_t*>(text.data()), text.size()});
+  };
+  EXPECT_EQ(encode(""), "");
+  EXPECT_EQ(encode("f"), "Zg==");
+  EXPECT_EQ(encode("fo"), "Zm8=");
+  EXPECT_EQ(encode("foo"), "Zm9v");
+  EXPECT_EQ(encode("foobar"), "Zm9vYmFy");
+  EXPECT_EQ(encode("\xff\xfe\xfb"), "//77");
 }
 
 }  // namespace
