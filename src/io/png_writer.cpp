@@ -49,6 +49,18 @@ bool encode(png_structp png, png_infop info, png_bytepp rows, int64_t width, int
   return true;
 }
 
+// Evenly spread over the clip, ends included.
+std::vector<int64_t> choose_frames(int64_t num_frames) {
+  const int64_t count = std::min(num_frames, kMaxTiles);
+  std::vector<int64_t> frames;
+  for (int64_t i = 0; i < count; ++i) {
+    frames.push_back(count == 1 ? 0 : (i * (num_frames - 1) + (count - 1) / 2) / (count - 1));
+  }
+  return frames;
+}
+
+}  // namespace
+
 std::vector<uint8_t> png_bytes(std::span<const uint8_t> rgb, int64_t width, int64_t height) {
   FLOTILLA_ASSERT(static_cast<int64_t>(rgb.size()) == width * height * 3);
   std::vector<png_bytep> rows(static_cast<size_t>(height));
@@ -69,18 +81,6 @@ std::vector<uint8_t> png_bytes(std::span<const uint8_t> rgb, int64_t width, int6
          fmt::format("a PNG of {}x{} cannot be made: {}", width, height, target.error));
   return std::move(target.bytes);
 }
-
-// Evenly spread over the clip, ends included.
-std::vector<int64_t> choose_frames(int64_t num_frames) {
-  const int64_t count = std::min(num_frames, kMaxTiles);
-  std::vector<int64_t> frames;
-  for (int64_t i = 0; i < count; ++i) {
-    frames.push_back(count == 1 ? 0 : (i * (num_frames - 1) + (count - 1) / 2) / (count - 1));
-  }
-  return frames;
-}
-
-}  // namespace
 
 void write_png(const std::filesystem::path& path, std::span<const uint8_t> rgb, int64_t width,
                int64_t height, bool overwrite) {

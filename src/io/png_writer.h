@@ -11,6 +11,8 @@
 
 namespace flotilla::io {
 
+// RGB bytes [height, width, 3] as a PNG. Errors: ErrorKind::output.
+std::vector<uint8_t> png_bytes(std::span<const uint8_t> rgb, int64_t width, int64_t height);
 // Writes RGB bytes [height, width, 3], whole or not at all. Errors: ErrorKind::output.
 void write_png(const std::filesystem::path& path, std::span<const uint8_t> rgb, int64_t width,
                int64_t height, bool overwrite);
