@@ -1,4 +1,5 @@
 // PNG to RGB bytes with libpng.
+#include <fmt/format.h>
 #include <png.h>
 
 #include <csetjmp>
@@ -36,6 +37,23 @@ void on_read(png_structp png, png_bytep out, png_size_t count) {
   source->position += count;
 }
 
+// libpng reserves what the head of a chunk says before it reads on, and of the limit on chunks it
+// only warns there: so no chunk may go beyond the file. What follows the last chunk is left alone.
+void check_chunks(ByteSpan file) {
+  constexpr size_t kSignatureBytes = 8;
+  constexpr size_t kFrameBytes = 12;  // length, name and checksum
+  ByteSpan rest = file.subspan(kSignatureBytes);
+  while (rest.size() >= kFrameBytes && std::memcmp(rest.data() + 4, "IEND", 4) != 0) {
+    const size_t length = png_get_uint_32(rest.data());
+    if (length > rest.size() - kFrameBytes) {
+      fail(ErrorKind::input, fmt::format("damaged PNG: a chunk of {} bytes goes beyond the end; "
+                                         "the file may be cut short",
+                                         length));
+    }
+    rest = rest.subspan(kFrameBytes + length);
+  }
+}
+
 class Reader {
  public:
   explicit Reader(ByteSpan bytes) : source_{bytes, 0, {}} {
@@ -47,6 +65,11 @@ class Reader {
     }
     png_set_read_fn(png_, &source_, on_read);
     png_set_chunk_malloc_max(png_, kMaxChunkBytes);
+    // Of the chunks beside the pixels only these two are wanted; a thousand texts, each unpacked up
+    // to the limit above, would fill any memory.
+    png_set_keep_unknown_chunks(png_, PNG_HANDLE_CHUNK_NEVER, nullptr, -1);
+    constexpr png_byte kWanted[] = "iCCP\0eXIf";
+    png_set_keep_unknown_chunks(png_, PNG_HANDLE_CHUNK_AS_DEFAULT, kWanted, 2);
   }
   ~Reader() { png_destroy_read_struct(&png_, &info_, nullptr); }
   Reader(const Reader&) = delete;
@@ -110,6 +133,7 @@ class Reader {
 }  // namespace
 
 DecodedImage decode_png(ByteSpan file) {
+  check_chunks(file);
   Reader reader(file);
   if (!reader.read_header()) reader.fail_damaged();
   const int64_t width = reader.width();

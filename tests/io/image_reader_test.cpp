@@ -144,6 +144,26 @@ TEST(ImageReaderTest, RefusesSizesThatTheFileCannotHold) {
   refused(90000, 90000, "million pixels");
 }
 
+// libpng would reserve what the chunk claims.
+TEST(ImageReaderTest, RefusesChunksThatTheFileCannotHold) {
+  const test::TempDir folder;
+  constexpr size_t kHeaderEnd = 33;
+  std::string claim("\0\0\0\0eXIfMM\0*", 12);
+  put_u32(claim, 0, 2'023'349'723);
+  std::string picture = test::read_file(data_dir() / "rgb.png");
+  picture.insert(kHeaderEnd, claim);
+  test::write_file(folder / "claim.png", picture);
+  EXPECT_TRUE(holds(error_of([&] { read_image(folder / "claim.png"); }), ErrorKind::input,
+                    "damaged PNG: a chunk of 2023349723 bytes goes beyond the end"));
+}
+
+TEST(ImageReaderTest, LeavesAloneWhatFollowsThePicture) {
+  const test::TempDir folder;
+  test::write_file(folder / "more.png", test::read_file(data_dir() / "rgb.png") +
+                                            "\xff\xff\xff\xff and more of no format");
+  EXPECT_TRUE(test::same_bytes(read_image(folder / "more.png"), seen("rgb.png")));
+}
+
 TEST(ImageReaderTest, KnowsSrgbProfilesByTheirNames) {
   const auto foreign = [](std::string_view text) {
     return is_foreign_profile(ByteSpan(reinterpret_cast<const uint8_t*>(text.data()), text.size()));
