@@ -53,34 +53,45 @@ fs::path real_path(const fs::path& path) {
   return error ? target : real;
 }
 
-bool is_same_file(const fs::path& a, const fs::path& b) {
+// A name with what the disk says of it: asked once, compared with every other name.
+struct FoundFile : NamedFile {
+  explicit FoundFile(NamedFile named) : NamedFile(std::move(named)), real(real_path(path)) {
+    std::error_code error;
+    exists = fs::exists(path, error);
+  }
+
+  fs::path real;
+  bool exists = false;
+};
+
+// Two that exist may also be names of one file without a link between them.
+bool is_same_file(const FoundFile& a, const FoundFile& b) {
   std::error_code error;
-  return fs::equivalent(a, b, error) || real_path(a) == real_path(b);
+  return a.real == b.real || (a.exists && b.exists && fs::equivalent(a.path, b.path, error));
 }
 
-// True when `path` is a file of `folder`, at any depth or behind a link that lies in the folder.
-bool is_file_inside(const fs::path& path, const fs::path& folder) {
+// True when `file` is one of `folder`, at any depth or behind a link that lies in the folder.
+bool is_file_inside(const FoundFile& file, const FoundFile& folder) {
   std::error_code error;
-  if (!fs::is_directory(folder, error) || !fs::exists(path, error)) return false;
-  const fs::path real = real_path(path);
-  const fs::path top = real_path(folder);
-  if (std::mismatch(top.begin(), top.end(), real.begin(), real.end()).first == top.end()) {
-    return true;
-  }
-  for (fs::directory_iterator entry(folder, error), end; entry != end; entry.increment(error)) {
-    if (is_same_file(*entry, path)) return true;
+  if (!file.exists || !fs::is_directory(folder.path, error)) return false;
+  const auto [top, rest] =
+      std::mismatch(folder.real.begin(), folder.real.end(), file.real.begin(), file.real.end());
+  if (top == folder.real.end()) return true;
+  for (fs::directory_iterator entry(folder.path, error), end; entry != end;
+       entry.increment(error)) {
+    if (fs::equivalent(*entry, file.path, error)) return true;
   }
   return false;
 }
 
 // What writing `output` would do to one of `taken`, or "".
-std::string name_problem(const NamedFile& output, const std::vector<NamedFile>& taken) {
+std::string name_problem(const FoundFile& output, const std::vector<FoundFile>& taken) {
   for (const auto& other : taken) {
     const bool may_be_folder = other.kind != FileKind::file;
-    if (is_same_file(other.path, output.path)) {
+    if (is_same_file(other, output)) {
       return fmt::format("is the same file as {}: {}", other.key, output.path.string());
     }
-    if (may_be_folder && is_file_inside(output.path, other.path)) {
+    if (may_be_folder && is_file_inside(output, other)) {
       return fmt::format("would replace a file of {}: {}", other.key, output.path.string());
     }
   }
@@ -143,12 +154,14 @@ std::vector<NamedFile> output_files(const Job& job) {
 
 void check_names(const Job& job, const Origins& origins, Problems& problems) {
   check_extensions(job, origins, problems);
-  std::vector<NamedFile> taken = input_files(job);
+  std::vector<NamedFile> inputs = input_files(job);
   if (const auto& source = origins.root().source; source && !source->file.empty()) {
-    taken.push_back({"the file that holds the job", source->file});
+    inputs.push_back({"the file that holds the job", source->file});
   }
-  if (!job.limits.stop_file.empty()) taken.push_back({"limits.stop_file", job.limits.stop_file});
-  for (const auto& output : output_files(job)) {
+  if (!job.limits.stop_file.empty()) inputs.push_back({"limits.stop_file", job.limits.stop_file});
+  std::vector<FoundFile> taken(inputs.begin(), inputs.end());
+  for (const NamedFile& named : output_files(job)) {
+    const FoundFile output(named);
     if (auto problem = name_problem(output, taken);
         !problem.empty() && !problems.concerns(output.key)) {
       problems.add(origins.place(output.key), output.key, std::move(problem));
