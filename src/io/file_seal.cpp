@@ -35,7 +35,7 @@ std::string seal_of(uint64_t bytes, uint64_t hash) {
 // Of the next `bytes`; the stream fails when they are not there.
 uint64_t hash_of(std::istream& in, uint64_t bytes) {
   uint64_t hash = kHashStart;
-  std::vector<char> piece(kPieceBytes);
+  std::vector<char> piece(std::min<uint64_t>(bytes, kPieceBytes));
   while (bytes > 0 && in) {
     const auto count = static_cast<size_t>(std::min<uint64_t>(bytes, piece.size()));
     in.read(piece.data(), static_cast<std::streamsize>(count));
