@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Long runs of the fuzzers (tests/fuzz), one after the other, at the lowest priority.
 #   scripts/fuzz.sh [--inputs N | --seconds T] [--seed S] [FUZZER...]
-# N inputs (1000000 unless you say otherwise) or T seconds each; FUZZER: job sweep safetensors latents hdf5
-# png jpeg webp frame, all of them if none is named. BUILD: the folder of the build, build/cpu. The
-# exit code is 1 when one of them found something; what it found lies in out/fuzz.
+# N inputs (1000000 unless you say otherwise) or T seconds each; FUZZER: job sweep request safetensors
+# latents hdf5 png jpeg webp frame, all of them if none is named. BUILD: the folder of the build,
+# build/cpu. The exit code is 1 when one of them found something; what it found lies in out/fuzz.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 build=${BUILD:-build/cpu}
@@ -18,7 +18,7 @@ while (($#)); do
   esac
   shift
 done
-((${#fuzzers[@]})) || fuzzers=(job sweep safetensors latents hdf5 png jpeg webp frame)
+((${#fuzzers[@]})) || fuzzers=(job sweep request safetensors latents hdf5 png jpeg webp frame)
 
 cmake --build "$build" --target "${fuzzers[@]/#/fuzz_}" >&2
 programs=$(realpath "$build")/tests/fuzz

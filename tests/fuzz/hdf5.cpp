@@ -118,7 +118,7 @@ class FileMaker {
     const H5Handle dataset(
         H5Dcreate2(file_.get(), name, type, space.get(), links_.get(), layout.get(), H5P_DEFAULT),
         H5Dclose);
-    const std::vector<uint8_t> zeros(8 * 4096);
+    static const std::vector<uint8_t> zeros(8 * 4096);
     if (dataset && elements <= 4096 && recipe.pick(4) != 0)
       H5Dwrite(dataset.get(), type, H5S_ALL, H5S_ALL, H5P_DEFAULT, zeros.data());
   }

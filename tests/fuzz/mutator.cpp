@@ -31,7 +31,9 @@ uint64_t load(const uint8_t* at, size_t width, bool little) {
 }  // namespace
 
 Mutator::Mutator(std::vector<Bytes> good, std::vector<std::string> words, uint64_t seed)
-    : good_(good.size()), sources_(std::move(good)), words_(std::move(words)), random_(seed) {}
+    : good_(good.size()), sources_(std::move(good)), words_(std::move(words)), random_(seed) {
+  for (const Bytes& input : sources_) longest_kept_ = std::max(longest_kept_, 2 * input.size());
+}
 
 Bytes Mutator::next() {
   Bytes input = pick_source();
@@ -42,7 +44,9 @@ Bytes Mutator::next() {
   return input;
 }
 
+// Without a limit they grow from one to the next, and cost time for what repeats.
 void Mutator::keep(const Bytes& input) {
+  if (input.size() > longest_kept_) return;
   if (sources_.size() < good_ + kKept) return sources_.push_back(input);
   sources_[good_ + oldest_] = input;
   oldest_ = (oldest_ + 1) % kKept;

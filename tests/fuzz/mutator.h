@@ -37,6 +37,7 @@ class Mutator {
 
   size_t good_;  // the first of sources_, which stay
   std::vector<Bytes> sources_;
+  size_t longest_kept_ = 0;
   size_t oldest_ = 0;  // the next of the others to be replaced
   std::vector<std::string> words_;
   Random random_;
