@@ -12,7 +12,6 @@
 #include "base/log.h"
 #include "base/progress.h"
 #include "parallel/distributed_decoder.h"
-#include "vae/decoder.h"
 
 namespace flotilla::pipeline {
 namespace {
@@ -53,23 +52,6 @@ comm::Communicator* decoder_ranks(const Ranks& ranks) {
   return ranks.context != nullptr ? &ranks.context->decoder() : nullptr;
 }
 
-// Of several tiles all ranks load together, each reading a share; of one tile the driver alone.
-// Collective; errors are agreed on.
-std::shared_ptr<vae::VideoDecoder> get_decoder(const Session& session) {
-  const auto& [files, plan, ranks] = std::tie(session.files, session.plan, session.ranks);
-  const bool together = plan.decode.grid.num_tiles() > 1;
-  const auto load = [&]() -> std::shared_ptr<vae::VideoDecoder> {
-    if (!together && !ranks.is_driver()) return nullptr;
-    return std::make_shared<vae::VideoDecoder>(
-        vae::VideoDecoder::from_checkpoint(files.video_vae(), plan.dtype, plan.device,
-                                           together ? ranks.load_arena() : loader::load_alone));
-  };
-  return session.residents->get<vae::VideoDecoder>(
-      Kept::video_decoder,
-      session.key_of(*files.video_vae()) + (together ? "on all ranks" : "on the driver"), ranks,
-      [&] { return ranks.agreed(load); });
-}
-
 struct SoundDecoder {
   audio::AudioDecoder spectrogram;
   audio::Vocoder vocoder;
@@ -102,7 +84,8 @@ std::future<std::vector<uint8_t>> prepare_frames(const Plan& plan) {
 void decode_tiles(const Session& session, const at::Tensor& video_latent, io::FrameSink* sink) {
   const auto& [plan, ranks] = std::tie(session.plan, session.ranks);
   const parallel::DistributedDecoder tiles(plan.decode, decoder_ranks(ranks));
-  const auto decoder = get_decoder(session);
+  const auto decoder = video_decoder(session);
+  session.residents->done_with(Kept::video_decoder);
   int64_t next_frame = 0;
   auto memory = ranks.is_driver() ? prepare_frames(plan) : std::future<std::vector<uint8_t>>();
   ColourWatch colours;
@@ -143,6 +126,21 @@ audio::Waveform receive_sound(comm::Communicator& ranks, int from) {
 }
 
 }  // namespace
+
+std::shared_ptr<vae::VideoDecoder> video_decoder(const Session& session) {
+  const auto& [files, plan, ranks] = std::tie(session.files, session.plan, session.ranks);
+  const bool together = plan.decode.grid.num_tiles() > 1;
+  const auto load = [&]() -> std::shared_ptr<vae::VideoDecoder> {
+    if (!together && !ranks.is_driver()) return nullptr;
+    return std::make_shared<vae::VideoDecoder>(
+        vae::VideoDecoder::from_checkpoint(files.video_vae(), plan.dtype, plan.device,
+                                           together ? ranks.load_arena() : loader::load_alone));
+  };
+  return session.residents->get<vae::VideoDecoder>(
+      Kept::video_decoder,
+      session.key_of(*files.video_vae()) + (together ? "on all ranks" : "on the driver"), ranks,
+      [&] { return ranks.agreed(load); });
+}
 
 void decode_video(const Session& session, const at::Tensor& video_latent, io::FrameSink* sink) {
   session.ranks.agreed([&] {

@@ -4,13 +4,20 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <memory>
 #include <optional>
 
 #include "audio/vocoder.h"
 #include "io/frame_sink.h"
 #include "pipeline/stages.h"
+#include "vae/decoder.h"
 
 namespace flotilla::pipeline {
+
+// The decoder of the job, which is loaded by whoever needs it first: of several tiles all ranks
+// load together, each reading a share; of one tile the driver alone, and the others have null.
+// Collective; errors are agreed on.
+std::shared_ptr<vae::VideoDecoder> video_decoder(const Session& session);
 
 // Frames in time order, uint8, go to `sink` on the driver (null elsewhere), which is not finished.
 // Collective. Errors are agreed on;

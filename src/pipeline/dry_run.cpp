@@ -239,7 +239,8 @@ DryRun dry_run_job(const config::LoadedJob& loaded, const Host& host,
       .process_bytes = io::held_host_bytes(),
       // Of another machine that is not known.
       .host_memory_bytes = options.gpu_memory_bytes ? 0 : gpu::total_memory_bytes(at::kCPU),
-      .ranks_on_host = options.world_size};
+      .ranks_on_host = options.world_size,
+      .previews = options.previews};
   run.prompts = check_prompts(run.prepared);
   run.images = check_images(run.prepared);
   for (const auto& prompt : run.prompts)

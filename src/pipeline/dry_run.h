@@ -20,6 +20,7 @@ struct DryRunOptions {
   // Of each of the GPUs to plan for, one a rank; nothing: those of this machine, if the job has
   // any.
   std::optional<int64_t> gpu_memory_bytes;
+  bool previews = false;
   // Metrics of a run of the same sizes: its times make estimates.
   std::filesystem::path measured;
 };

@@ -58,6 +58,11 @@ class PhaseBuilder {
     sizes_.plan.clean_on_device ? on_device(kCleanRows, clean) : on_host(kCleanRows, clean);
     if (with_factors) on_host("factors of LoRAs for this rank's share", lora_factor_bytes(sizes_));
   }
+  void video_decoder() { on_device("weights of the video decoder", decoder_weight_bytes(sizes_)); }
+  // From the first preview on to the decode.
+  void decoder_of_previews() {
+    if (sizes_.facts.previews) video_decoder();
+  }
   // LoRAs are fused where the weights lie.
   void fuse_work() {
     const int64_t bytes = fuse_work_bytes(sizes_);
@@ -86,7 +91,10 @@ void fill_stage(PhaseBuilder& phase, const StagePlan& stage, bool with_factors) 
   phase.transformer(with_factors);
   phase.on_device("contexts, positions and latents", stage_state_bytes(phase.sizes(), stage));
   phase.on_device("buffers of the exchange", exchange_buffer_bytes(phase.sizes(), stage));
-  phase.activations(stage_work_bytes(phase.sizes(), stage));
+  phase.decoder_of_previews();
+  int64_t work = stage_work_bytes(phase.sizes(), stage);
+  if (phase.sizes().facts.previews) work = std::max(work, preview_work_bytes(phase.sizes(), stage));
+  phase.activations(work);
 }
 
 struct Row {
@@ -127,12 +135,14 @@ constexpr Row kRows[] = {
     {"upsample", always,
      [](PhaseBuilder& phase) {
        phase.transformer(/*with_factors=*/true);
+       phase.decoder_of_previews();
        phase.on_device("weights of the upsampler", upsampler_weight_bytes(phase.sizes()));
        phase.activations(upsample_work_bytes(phase.sizes()));
      }},
     {"fuse_loras", is_two_stages,
      [](PhaseBuilder& phase) {
        phase.transformer(/*with_factors=*/true);
+       phase.decoder_of_previews();
        phase.fuse_work();
      }},
     {"stage_2", always,
@@ -147,7 +157,7 @@ constexpr Row kRows[] = {
      }},
     {"decode_video", always,
      [](PhaseBuilder& phase) {
-       phase.on_device("weights of the video decoder", decoder_weight_bytes(phase.sizes()));
+       phase.video_decoder();
        phase.on_device("frames that the driver blends", blend_bytes(phase.sizes()));
        phase.on_host("frames on their way to the files", frame_bytes(phase.sizes()));
        phase.activations(decode_work_bytes(phase.sizes()));

@@ -64,6 +64,7 @@ struct ForecastFacts {
   int64_t host_memory_bytes = 0;  // of a machine; 0: not known
   int64_t ranks_on_host = 1;
   int64_t prompt_tokens = 0;  // of the longest prompt
+  bool previews = false;      // the video decoder serves the stages too, see preview.h
 };
 
 // `job` as in PreparedJob. Errors: those of the model classes, see audit_models().

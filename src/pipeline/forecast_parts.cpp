@@ -300,6 +300,12 @@ int64_t stage_work_bytes(const ForecastSizes& sizes, const StagePlan& stage) {
   return std::max(block * sizes.element_bytes, positions);
 }
 
+int64_t preview_work_bytes(const ForecastSizes& sizes, const StagePlan& stage) {
+  diffusion::VideoLatentSize picture = stage.grid.size;
+  picture.frames = 1;
+  return vae::forecast_decode_bytes(decoder_config(sizes), picture, sizes.element_bytes);
+}
+
 int64_t exchange_buffer_bytes(const ForecastSizes& sizes, const StagePlan& stage) {
   const int64_t ranks = group_size(sizes, stage);
   if (stage.method == StageParallel::tiles) {

@@ -45,6 +45,8 @@ int64_t image_work_bytes(const ForecastSizes& sizes);
 // Contexts, latents and the positions' table of a stage, held through all of its steps.
 int64_t stage_state_bytes(const ForecastSizes& sizes, const StagePlan& stage);
 int64_t stage_work_bytes(const ForecastSizes& sizes, const StagePlan& stage);
+// Between two steps, where there are previews: the decode of one picture at the stage's size.
+int64_t preview_work_bytes(const ForecastSizes& sizes, const StagePlan& stage);
 int64_t exchange_buffer_bytes(const ForecastSizes& sizes, const StagePlan& stage);
 int64_t upsample_work_bytes(const ForecastSizes& sizes);
 int64_t audio_work_bytes(const ForecastSizes& sizes);

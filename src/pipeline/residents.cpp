@@ -16,42 +16,31 @@ constexpr size_t kMostAudits = 256;
 // Of the memory, for what the forecast does not know.
 constexpr double kUsableShare = 0.95;
 
-// A model in the words of the log and in those of the forecast: the phase that is made for it, its
-// parts there, and all phases that use it.
+// A model in the words of the log and in those of the forecast: the phase that is made for it, and
+// its parts there.
 struct KeptModel {
   Kept kind;
   std::string_view name;
   std::string_view phase;
   std::vector<std::string_view> parts;
-  std::vector<std::string_view> users;
 };
 
 const std::vector<KeptModel>& kept_models() {
   static const std::vector<KeptModel> models = {
-      {Kept::enhancer, "the prompt enhancer", "enhance", {"weights of the enhancer"}, {"enhance"}},
-      {Kept::image_encoder,
-       "the video encoder",
-       "encode_images",
-       {"weights of the video encoder"},
-       {"encode_images"}},
-      {Kept::upsampler, "the upsampler", "upsample", {"weights of the upsampler"}, {"upsample"}},
+      {Kept::enhancer, "the prompt enhancer", "enhance", {"weights of the enhancer"}},
+      {Kept::image_encoder, "the video encoder", "encode_images", {"weights of the video encoder"}},
+      {Kept::upsampler, "the upsampler", "upsample", {"weights of the upsampler"}},
       {Kept::sound_decoder,
        "the audio decoder and the vocoder",
        "decode_audio",
-       {"weights of the audio decoder and the vocoder"},
-       {"decode_audio"}},
-      {Kept::video_decoder,
-       "the video decoder",
-       "decode_video",
-       {"weights of the video decoder"},
-       {"decode_video"}},
-      {Kept::text_encoder, "the text encoder", "text", {"weights of the text encoder"}, {"text"}},
+       {"weights of the audio decoder and the vocoder"}},
+      {Kept::video_decoder, "the video decoder", "decode_video", {"weights of the video decoder"}},
+      {Kept::text_encoder, "the text encoder", "text", {"weights of the text encoder"}},
       {Kept::transformer,
        "the transformer",
        "load_transformer",
        {"weights of the transformer", "clean rows of this rank's share",
-        "factors of LoRAs for this rank's share"},
-       {"load_transformer", "stage_1", "upsample", "fuse_loras", "stage_2"}},
+        "factors of LoRAs for this rank's share"}},
   };
   return models;
 }
@@ -65,11 +54,18 @@ const std::vector<MemoryPart>& parts_of(const PhaseMemory& phase, bool on_gpu) {
   return on_gpu ? phase.device : phase.host;
 }
 
+bool holds(const PhaseMemory& phase, const KeptModel& model, bool on_gpu) {
+  const auto& parts = parts_of(phase, on_gpu);
+  return std::any_of(parts.begin(), parts.end(),
+                     [&](const MemoryPart& part) { return has_word(model.parts, part.what); });
+}
+
 }  // namespace
 
 Residents::Residents(Span span) : span_(span), process_bytes_(io::held_host_bytes()) {}
 
-void Residents::begin(const config::Job& job, const ModelFiles& files, const Plan& plan) {
+void Residents::begin(const config::Job& job, const ModelFiles& files, const Plan& plan,
+                      bool previews) {
   if (span_ == Span::job) {
     prompts_ = text::PromptCache();
     return;
@@ -78,7 +74,8 @@ void Residents::begin(const config::Job& job, const ModelFiles& files, const Pla
   forecast_ = make_forecast(job, files, plan,
                             {.process_bytes = process_bytes_,
                              .ranks_on_host = plan.world_size,
-                             .prompt_tokens = text::kPromptTokens});
+                             .prompt_tokens = text::kPromptTokens,
+                             .previews = previews});
 }
 
 const text::Tokenizer& Residents::tokenizer(const std::filesystem::path& folder,
@@ -113,8 +110,9 @@ bool Residents::has(Kept kind, const std::string& key, const Ranks& ranks) {
 }
 
 void Residents::put(Kept kind, const std::string& key, std::shared_ptr<void> model) {
-  // Within a job the next stage takes over the enhancer alone.
-  if (span_ == Span::job && kind != Kept::enhancer) return;
+  // Within a job: the enhancer is the text encoder too, perhaps, and the video decoder makes
+  // previews before it has its own turn.
+  if (span_ == Span::job && kind != Kept::enhancer && kind != Kept::video_decoder) return;
   slot(kind) = {true, key, std::move(model), bytes_of(kind)};
 }
 
@@ -146,7 +144,7 @@ int64_t Residents::shortfall(const PhaseMemory& phase, at::Device device,
   for (const KeptModel& model : kept_models()) {
     const Slot& at = slots_[static_cast<size_t>(model.kind)];
     kept += at.bytes;
-    if (!has_word(model.users, phase.phase)) others += at.bytes;
+    if (!holds(phase, model, on_gpu_)) others += at.bytes;
   }
   int64_t need = others;
   for (const MemoryPart& part : parts_of(phase, on_gpu_)) need += part.bytes;
@@ -159,13 +157,14 @@ int64_t Residents::shortfall(const PhaseMemory& phase, at::Device device,
 
 void Residents::make_room(std::string_view phase, at::Device device, const Ranks& ranks) {
   if (!forecast_) return;
-  int64_t missing = shortfall(forecast_->phase(phase), device, ranks);
+  const PhaseMemory& memory = forecast_->phase(phase);
+  int64_t missing = shortfall(memory, device, ranks);
   if (ranks.world() != nullptr) missing = ranks.world()->all_max(missing);
   for (const KeptModel& model : kept_models()) {
     Slot& at = slot(model.kind);
     if (missing <= 0) return;
     // One that the job does not know (of another world) has no bytes and frees none.
-    if (!at.is_filled || has_word(model.users, phase)) continue;
+    if (!at.is_filled || holds(memory, model, on_gpu_)) continue;
     log::info("memory", "{} ({}) is let go: {} needs the room", model.name,
               human_bytes(static_cast<double>(at.bytes)), phase);
     missing -= at.bytes;

@@ -54,13 +54,15 @@ class Residents {
   };
   explicit Residents(Span span = Span::process);
 
-  // Before the first stage of each job: what the job's phases take. Local.
-  void begin(const config::Job& job, const ModelFiles& files, const Plan& plan);
+  // Before the first stage of each job: what the job's phases take. `previews`: see ForecastFacts.
+  // Local.
+  void begin(const config::Job& job, const ModelFiles& files, const Plan& plan,
+             bool previews = false);
 
   CheckpointPool& files() { return files_; }
+  io::FfmpegFinder& ffmpeg() { return ffmpeg_; }
   text::PromptCache& prompts() { return prompts_; }
   // Of a folder in this version. Errors: those of Tokenizer.
-  io::FfmpegFinder& ffmpeg() { return ffmpeg_; }
   const text::Tokenizer& tokenizer(const std::filesystem::path& folder, const std::string& version);
   // Models of this key (files and settings) were found to fit each other.
   bool was_audited(const std::string& key) const { return audited_.contains(key); }
@@ -124,9 +126,9 @@ class Residents {
   bool on_gpu_ = false;
   std::optional<Forecast> forecast_;
   CheckpointPool files_;
+  io::FfmpegFinder ffmpeg_;
   text::PromptCache prompts_;
   std::optional<gpu::AttentionProbe> attention_;
-  io::FfmpegFinder ffmpeg_;
   std::optional<std::tuple<config::Attention, at::Device, at::ScalarType>> attention_of_;
   std::set<std::string> audited_;
   std::string tokenizer_key_;

@@ -25,6 +25,7 @@
 #include "pipeline/model_defaults.h"
 #include "pipeline/outputs.h"
 #include "pipeline/precision.h"
+#include "pipeline/preview.h"
 #include "pipeline/record.h"
 #include "pipeline/two_stages.h"
 
@@ -310,7 +311,9 @@ Phases run_job(PreparedJob& prepared, const Host& host, const Ranks& ranks, RunC
   phases.tell(events);
   Session session{job, *files, plan, phases, ffmpeg, ranks};
   session.residents = residents;
-  residents->begin(job, *files, plan);
+  Previews previews{.every = host.preview_every, .events = events};
+  if (host.preview_every > 0) session.previews = &previews;
+  residents->begin(job, *files, plan, session.previews != nullptr);
   if (const auto original = settle_prompt(prepared.job, session, control.resume)) {
     prepared.original_prompt = original;
   } else if (control.resume && control.resume->file.original_prompt) {

@@ -32,6 +32,8 @@ struct Host {
   std::function<const char*(const char*)> variable;  // getenv
   std::optional<Fault> fault = {};                   // of tests; see fault.h
   io::EventSink* events = nullptr;                   // told on the driver; see job_events.h
+  // Previews after each so many steps; 0: none. The same on all ranks.
+  int64_t preview_every = 0;
   // Gets on the driver what was made, once it is written.
   std::function<void(const RunState&)> results = {};
 };

@@ -16,6 +16,7 @@
 #include "ops/linear.h"
 #include "parallel/replicated.h"
 #include "pipeline/precision.h"
+#include "pipeline/preview.h"
 #include "pipeline/stage_runner.h"
 #include "vae/encoder.h"
 
@@ -209,9 +210,10 @@ StageLatents denoise(const Session& session, const DenoiseRequest& request, RunS
     FaultyPasses passes(runner.passes(), session.phases.fault());
     diffusion::GuidedDenoiser denoiser(passes, diffusion::GuiderSchedule(guidance.video),
                                        diffusion::GuiderSchedule(guidance.audio));
+    StagePreviews previews(denoiser, session, request.stage);
     diffusion::EulerSampler sampler;
     const diffusion::DenoiseStage stage{request.stage.name, request.stage.sigmas, std::move(start),
-                                        denoiser, sampler};
+                                        previews, sampler};
     diffusion::DenoiseState state = first_state(stage, request, run);
     Progress progress(request.stage.name, stage.num_steps(), session.ranks.is_driver(), state.step);
     session.phases.at_step(state.step + 1, stage.num_steps());
@@ -230,8 +232,10 @@ StageLatents denoise(const Session& session, const DenoiseRequest& request, RunS
       run.loop = now_at;
       const auto answer = session.safe_points != nullptr ? session.safe_points->after_step(steps)
                                                          : diffusion::SafePoint::go_on;
-      if (step < steps && answer == diffusion::SafePoint::go_on)
+      if (step < steps && answer == diffusion::SafePoint::go_on) {
+        previews.after_step(step);
         session.phases.at_step(step + 1, steps);
+      }
       step_start = Clock::now();
       return answer;
     };

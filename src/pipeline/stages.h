@@ -29,6 +29,8 @@
 
 namespace flotilla::pipeline {
 
+struct Previews;  // preview.h
+
 // What every stage works with.
 struct Session {
   const config::Job& job;
@@ -40,6 +42,7 @@ struct Session {
   // Called after each denoise step of every stage with the state to go on from; may be empty.
   std::function<void(const diffusion::DenoiseState&)> after_step = {};
   SafePoints* safe_points = nullptr;  // null: the run cannot stop early
+  Previews* previews = nullptr;       // null: nobody has asked for any
   // Models go with the stage that needs them, unless the process keeps some.
   std::shared_ptr<Residents> residents = std::make_shared<Residents>(Residents::Span::job);
 

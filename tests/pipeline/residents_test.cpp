@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "pipeline/event_list.h"
 #include "pipeline/jobs.h"
 #include "support/compare.h"
 #include "support/mpi_main.h"
@@ -248,6 +249,50 @@ TEST_F(ResidentsTest, MetricsSayWhetherAJobWasWarm) {
   EXPECT_EQ(warm.at("bytes_read_total").get<int64_t>(), 0);
   EXPECT_EQ(test::read_file(job.output.path), frames);
   test::ranks().world().barrier("the second clip", 60);
+}
+
+// The driver makes the pictures while the others wait. The decoder comes once, whether the process
+// keeps it or not, to the driver alone or (of two tiles) to all ranks.
+TEST_F(ResidentsTest, PreviewsOfManyRanksChangeNoByte) {
+  config::Job job = boat();
+  job.output.path = folder_ / "clip.y4m";
+  job.output.overwrite = true;
+  const auto make = [&](int64_t every, std::shared_ptr<pipeline::Residents> residents) {
+    auto prepared = prepare(job, std::move(residents));
+    test::EventList events;
+    pipeline::Host host = test::host();
+    host.events = &events;
+    host.preview_every = every;
+    pipeline::run_job(prepared, host, all_ranks());
+    test::ranks().world().barrier("the clip", 60);
+    const std::string clip = test::read_file(job.output.path);
+    test::ranks().world().barrier("the clip was read", 60);
+    const size_t expected = every > 0 && test::ranks().is_driver() ? 4 : 0;
+    EXPECT_EQ(events.of_kind("preview").size(), expected);
+    return std::pair(clip, prepared.files->bytes_read());
+  };
+  EXPECT_EQ(make(2, nullptr), make(0, nullptr));
+  job.video.width = 256;
+  job.decoder.tiles.grid = config::TileGrid{1, 1, 2};
+  const auto expected = make(0, nullptr);
+  const auto residents = std::make_shared<pipeline::Residents>();
+  EXPECT_EQ(make(2, residents), expected);
+  EXPECT_EQ(make(2, residents), std::pair(expected.first, int64_t{0}));
+}
+
+TEST_F(ResidentsTest, DecoderOfPreviewsStaysThroughTheStages) {
+  const auto residents = std::make_shared<pipeline::Residents>();
+  config::Job huge = boat();
+  huge.stage_1.parallel = config::Stage1Parallel::none;
+  huge.stage_2.parallel = config::Stage2Parallel::none;
+  huge.video = {.width = 32768, .height = 32768, .num_frames = 4801, .frame_rate = {24}};
+  const auto prepared = prepare(huge, residents);
+  for (const bool previews : {true, false}) {
+    residents->begin(prepared.job, *prepared.files, prepared.plan, previews);
+    residents->put(Kept::video_decoder, "decoder", std::make_shared<int>());
+    residents->make_room("stage_1", at::kCPU, all_ranks());
+    EXPECT_EQ(residents->keeps(Kept::video_decoder), previews);
+  }
 }
 
 TEST_F(ResidentsTest, DriverAloneReadsHeaders) {
