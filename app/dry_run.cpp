@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "app/controller.h"
+#include "app/job_listener.h"
 #include "app/launcher.h"
 #include "app/process.h"
 #include "base/error.h"
@@ -55,6 +56,7 @@ int dry_run(const config::LoadedJob& loaded, const po::variables_map& values) {
   if (values.count("world") != 0) options.world_size = positive_ranks(values["world"].as<int>());
   if (values.count("gpu-memory") != 0)
     options.gpu_memory_bytes = bytes_of(values["gpu-memory"].as<double>());
+  options.previews = preview_every(values) > 0;
   if (values.count("measured") != 0) options.measured = values["measured"].as<std::string>();
   const pipeline::DryRun run = pipeline::dry_run_job(loaded, host(), options);
   if (values.count("json") != 0) {

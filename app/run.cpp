@@ -64,6 +64,7 @@ int run_loaded(config::LoadedJob loaded, const pipeline::Ranks& ranks,
   pipeline::Host surroundings = host();
   surroundings.fault = test_fault();
   surroundings.events = listener.events();
+  surroundings.preview_every = listener.preview_every();
   if (ranks.context != nullptr) ranks.context->note_phase("prepare");
   pipeline::RunControl control{stop, {}};
   control.resume = ranks.agreed(
@@ -129,7 +130,7 @@ int run(const Arguments& arguments) {
   add("from", po::value<std::string>()->value_name("FILE"),
       "make the clip of this .mp4 or latents file once more, with the job that it holds");
   add("print-config", "print the job in force as YAML and stop");
-  add_events_option(options);
+  add_events_options(options);
   add_control_options(options);
   add_dry_run_options(options);
   const auto values = parse(kUsage, std::move(options), arguments);

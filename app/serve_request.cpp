@@ -59,10 +59,23 @@ std::string text_at(const json& object, const char* key) {
   return value.get<std::string>();
 }
 
+// A whole number from 1. Errors: `rule`.
+int64_t count_at(const json& object, const char* key, const char* rule) {
+  const json& value = object.at(key);
+  if (!value.is_number_integer() || value.get<int64_t>() < 1) refuse(rule);
+  return value.get<int64_t>();
+}
+
 void read_submit(const json& object, ServeRequest& request) {
-  check_keys(object, {"job_yaml", "base_folder"});
+  check_keys(object, {"job_yaml", "base_folder", "preview_every"});
   if (!object.contains("job_yaml")) refuse("submit needs \"job_yaml\", the text of a job file");
   request.job_yaml = text_at(object, "job_yaml");
+  if (object.contains("preview_every")) {
+    request.preview_every =
+        count_at(object, "preview_every",
+                 "\"preview_every\" of submit is a whole number of steps, 1 or more (2: a picture "
+                 "after every second step); leave it away for no pictures");
+  }
   if (!object.contains("base_folder")) return;
   request.base_folder = text_at(object, "base_folder");
   if (!std::filesystem::path(request.base_folder).is_absolute())
@@ -72,10 +85,7 @@ void read_submit(const json& object, ServeRequest& request) {
 void read_cancel(const json& object, ServeRequest& request) {
   check_keys(object, {"job"});
   if (!object.contains("job")) return;
-  const json& job = object.at("job");
-  if (!job.is_number_integer() || job.get<int64_t>() < 1)
-    refuse("\"job\" of cancel is the number of a job, from 1");
-  request.job = job.get<int64_t>();
+  request.job = count_at(object, "job", "\"job\" of cancel is the number of a job, from 1");
 }
 
 bool ends_document(std::string_view line) {

@@ -20,6 +20,7 @@ struct ServeRequest {
   // Of submit: a job as YAML, and the absolute folder that its relative paths count from.
   std::string job_yaml;
   std::string base_folder = "/";
+  int64_t preview_every = 0;   // steps; 0: no previews
   std::optional<int64_t> job;  // of cancel: only the job of this number
 };
 

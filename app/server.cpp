@@ -31,7 +31,8 @@ using Op = ServeRequest::Op;
 constexpr int kLookEveryMs = 100;
 constexpr size_t kMostClients = 64;
 constexpr size_t kMostListed = 1000;
-// Events that a client has not read: a job has a few hundred of some hundred bytes.
+// Events that a client has not read: a job has a few hundred of some hundred bytes, and previews of
+// at most 256 KiB.
 constexpr size_t kMostUnread = size_t{4} << 20;
 
 double seconds_since(std::chrono::steady_clock::time_point start) {
@@ -329,7 +330,9 @@ void Server::begin_job(int64_t client, const ServeRequest& request) {
   job_->number = ++num_jobs_;
   job_->client = client;
   log::info("serve", "job {}", job_->number);
-  keeper_.submit({{"job_yaml", request.job_yaml}, {"base_folder", request.base_folder}});
+  json job = {{"job_yaml", request.job_yaml}, {"base_folder", request.base_folder}};
+  if (request.preview_every > 0) job["preview_every"] = request.preview_every;
+  keeper_.submit(std::move(job));
 }
 
 void Server::take_news() {

@@ -125,7 +125,7 @@ int submit(const Arguments& arguments) {
   add("wait", "wait for the end of the job (as without this option)");
   add("detach", "return once the job is accepted");
   add("cancel-on-interrupt", "a signal (Ctrl-C) stops the job at its next step");
-  add_events_option(options);
+  add_events_options(options);
   const auto values = parse(kUsage, std::move(options), arguments);
   if (!values) return 0;
   if (values->count("wait") != 0 && values->count("detach") != 0)
@@ -133,7 +133,10 @@ int submit(const Arguments& arguments) {
   const auto loaded = config::load_job(positional(kUsage, *values), job_overrides(*values));
   const JobListener listener(*values);
   ServerCall call(*values);
-  call.send({{"op", "submit"}, {"job_yaml", config::to_yaml(loaded.job)}, {"base_folder", "/"}});
+  json request = {
+      {"op", "submit"}, {"job_yaml", config::to_yaml(loaded.job)}, {"base_folder", "/"}};
+  if (listener.preview_every() > 0) request["preview_every"] = listener.preview_every();
+  call.send(request);
   return follow(call, *values, listener);
 }
 

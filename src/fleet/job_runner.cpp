@@ -24,13 +24,26 @@ namespace {
 
 using nlohmann::json;
 
+constexpr std::array<std::string_view, 4> kKeys = {"job_yaml", "base_folder", "return",
+                                                   "preview_every"};
 constexpr std::array<const char*, 4> kReturns = {"latents", "audio", "frames", "residents"};
 
 struct Request {
   std::string yaml;
   std::filesystem::path base;
   std::set<std::string> wanted;
+  int64_t preview_every = 0;
 };
+
+// A whole number from 1; 0: it is not there. Errors (ErrorKind::config).
+int64_t read_preview_every(const json& body) {
+  const auto found = body.find("preview_every");
+  if (found == body.end()) return 0;
+  if (found->is_number_integer() && found->get<int64_t>() >= 1) return found->get<int64_t>();
+  fail(ErrorKind::config,
+       fmt::format("preview_every {} of a job message: a whole number of steps, 1 or more",
+                   excerpt(found->dump(-1, ' ', false, json::error_handler_t::replace))));
+}
 
 // Errors (ErrorKind::config).
 Request read_request(const json& body) {
@@ -39,8 +52,9 @@ Request read_request(const json& body) {
     request.yaml = body.at("job_yaml").get<std::string>();
     request.base = body.value("base_folder", "/");
     request.wanted = body.value("return", std::set<std::string>());
+    request.preview_every = read_preview_every(body);
     for (const auto& [key, value] : body.items()) {
-      if (key != "job_yaml" && key != "base_folder" && key != "return")
+      if (std::find(kKeys.begin(), kKeys.end(), key) == kKeys.end())
         fail(ErrorKind::config, fmt::format("unknown key \"{}\" of a job message", excerpt(key)));
     }
   } catch (const json::exception& error) {
@@ -115,6 +129,7 @@ void JobRunner::run(const Message& job, JobScope& scope) {
   ItemEvents events(scope);
   pipeline::Host surroundings = host_;
   surroundings.events = &events;
+  surroundings.preview_every = request.preview_every;
   const bool wants_residents = request.wanted.erase("residents") != 0;
   if (!request.wanted.empty()) {
     surroundings.results = [&](const pipeline::RunState& state) {

@@ -1,9 +1,11 @@
 // The stock runner: jobs as `flotilla run` takes them, with models that stay loaded between them.
 //
-//   {"job_yaml": "prompt: ...", "base_folder": "/data", "return": ["latents", "audio", "frames"]}
+//   {"job_yaml": "prompt: ...", "base_folder": "/data", "return": ["latents", "audio", "frames"],
+//    "preview_every": 2}
 //
-// Relative paths of the job count from `base_folder` (must be absolute; "/" without it). Items: an
-// event each (io/events.h: accepted, phase, step, ..., done), and before "done", with "return", one
+// Relative paths of the job count from `base_folder` (must be absolute; "/" without it). Previews
+// come after each so many steps; without it there are none. Items: an event each (io/events.h:
+// accepted, phase, step, ..., done), and before "done", with "return", one
 // {"event": "results", "sample_rate": ...} with the tensors
 //   latents: video_latent [B, C, F, H, W], audio_latent [B, C, T, mel], float32
 //   audio:   audio [channels, samples], float32       frames: frames [F, H, W, 3], uint8

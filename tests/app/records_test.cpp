@@ -286,6 +286,32 @@ TEST_F(RecordsTest, FilesWithoutAJobAreRefused) {
   EXPECT_EQ(flotilla({"run", "--from", path("cut.mp4")}).code, 3);
 }
 
+TEST_F(RecordsTest, PreviewsAreAskedFor) {
+  const std::string job = write_job("path: a.y4m, overwrite: true");
+  const auto clip_of = [&](const std::vector<std::string>& more, size_t previews) {
+    std::vector<std::string> arguments = {"run", job, "--ranks", "2", "--events", "-"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const Outcome outcome = flotilla(arguments);
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    EXPECT_EQ(of_kind(events_of(outcome.out), "preview").size(), previews);
+    return test::read_file(path("a.y4m"));
+  };
+  EXPECT_EQ(clip_of({"--preview-every", "2"}, 4), clip_of({}, 0));
+  for (const char* wrong : {"0", "-1", "1.5", "99999999999999999999"}) {
+    const Outcome refused = flotilla({"run", job, "--events", "-", "--preview-every", wrong});
+    EXPECT_EQ(refused.code, 2) << wrong;
+    EXPECT_THAT(refused.err, HasSubstr("1 or more")) << wrong;
+  }
+  const Outcome deaf = flotilla({"run", job, "--preview-every", "2"});
+  EXPECT_EQ(deaf.code, 2);
+  EXPECT_THAT(deaf.err, HasSubstr("goes with --events"));
+  const Outcome plan = flotilla({"run", job, "--dry-run", "--json", "--preview-every", "2"});
+  EXPECT_EQ(plan.code, 0) << plan.err;
+  EXPECT_TRUE(json::parse(plan.out)
+                  .at(json::json_pointer("/memory/phases/stage_1/host"))
+                  .contains("weights of the video decoder"));
+}
+
 TEST_F(RecordsTest, EventsNeedARun) {
   const std::string job = write_job("path: a.y4m");
   EXPECT_EQ(flotilla({"run", job, "--dry-run", "--events", "-"}).code, 2);

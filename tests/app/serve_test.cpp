@@ -214,12 +214,15 @@ TEST_F(ServeTest, JobsOfAWarmServerEqualColdRuns) {
   const End first = run({"submit", job_file("first.y4m")});
   EXPECT_EQ(first.code, 0) << first.err;
   EXPECT_THAT(first.out, AllOf(HasSubstr("first.y4m"), HasSubstr("seed")));
-  const End second = run({"submit", job_file("x.y4m"), "--set",
-                          "output.path=" + (dir_ / "second.y4m").string(), "--events", "-"});
+  const End second =
+      run({"submit", job_file("x.y4m"), "--set", "output.path=" + (dir_ / "second.y4m").string(),
+           "--events", "-", "--preview-every", "3"});
   ASSERT_EQ(second.code, 0) << second.err;
   const size_t begin = second.out.find(R"({"event":"done")");
   ASSERT_NE(begin, std::string::npos) << second.out;
-  EXPECT_THAT(second.out, AllOf(HasSubstr(R"({"event":"accepted")"), HasSubstr("eta_s")));
+  EXPECT_THAT(second.out, AllOf(HasSubstr(R"({"event":"accepted")"), HasSubstr("eta_s"),
+                                // The beginning of every PNG.
+                                HasSubstr(R"("data":"iVBORw0KGgo)")));
   const json done = json::parse(second.out.substr(begin));
   EXPECT_EQ(done.at("warm"), true);
   EXPECT_EQ(done.at("job"), 2);
@@ -282,7 +285,10 @@ TEST_F(ServeTest, HostileCallersGetAnErrorLineAndTheServerLives) {
   for (const char* line :
        {"", "hello", "[1, 2]", "{\"op\": 1}", "{\"op\": \"format\"}", "{\"op\": \"submit\"}",
         "{\"op\": \"status\", \"x\": 1}", "{\"op\": \"cancel\", \"job\": -1}",
-        "{\"op\": \"submit\", \"job_yaml\": 3}", "\xff\xfe\x00",
+        "{\"op\": \"submit\", \"job_yaml\": 3}",
+        "{\"op\": \"submit\", \"job_yaml\": \"a: b\", \"preview_every\": 0}",
+        "{\"op\": \"submit\", \"job_yaml\": \"a: b\", \"preview_every\": \"2\"}",
+        "{\"op\": \"submit\", \"job_yaml\": \"a: b\", \"preview_every\": 1.5}", "\xff\xfe\x00",
         "{\"op\": \"submit\", \"job_yaml\": \"a: b\", \"base_folder\": \"here\"}"}) {
     caller.say(line);
     const json answer = caller.hear();
@@ -391,7 +397,10 @@ TEST_F(ServeTest, OptionsThatDoNotFitAreRefused) {
         Arguments{"serve", "--ranks", "0"}, Arguments{"serve", "--grace", "-1"},
         Arguments{"serve", "--jobs", "-", "--socket", "x"},
         Arguments{"serve", "--warm-up", job_file("a.y4m"), "--sizes", "12x13"},
-        Arguments{"submit", job_file("a.y4m"), "--wait", "--detach"}, Arguments{"cancel", "1"}})
+        Arguments{"submit", job_file("a.y4m"), "--wait", "--detach"},
+        Arguments{"submit", job_file("a.y4m"), "--preview-every", "2"},
+        Arguments{"submit", job_file("a.y4m"), "--events", "-", "--preview-every", "0"},
+        Arguments{"cancel", "1"}})
     EXPECT_EQ(run(wrong).code, 2) << wrong.back();
 }
 
