@@ -34,7 +34,7 @@ FleetKeeper::FleetKeeper(KeeperOptions options) : options_(std::move(options)) {
 }
 
 FleetKeeper::~FleetKeeper() {
-  close();
+  close(SIGTERM);
   thread_.join();
 }
 
@@ -44,26 +44,26 @@ void FleetKeeper::submit(json job) {
   const std::lock_guard lock(mutex_);
   FLOTILLA_ASSERT(state_ == State::ready);
   state_ = State::running;
-  cancelled_ = false;
+  stop_reason_ = 0;
   job_ = std::move(job);
   changed_.notify_all();
 }
 
-void FleetKeeper::cancel() {
+void FleetKeeper::cancel(int reason) {
   {
     const std::lock_guard lock(mutex_);
-    cancelled_ = true;  // also for a job that has not reached the ranks yet
+    stop_reason_ = reason;  // also for a job that has not reached the ranks yet
   }
-  if (const auto ranks = controller()) ranks->cancel();
+  if (const auto ranks = controller()) ranks->cancel(reason);
 }
 
-void FleetKeeper::close() {
+void FleetKeeper::close(int reason) {
   {
     const std::lock_guard lock(mutex_);
     closing_ = true;
     changed_.notify_all();
   }
-  cancel();
+  cancel(reason);
 }
 
 void FleetKeeper::force() {
@@ -167,7 +167,7 @@ json FleetKeeper::run_job(const json& job, bool tells) {
     fleet::Stream stream = ranks->stream(body);
     {
       const std::lock_guard lock(mutex_);
-      if (cancelled_ || closing_) ranks->cancel();
+      if (stop_reason_ != 0) ranks->cancel(stop_reason_);
     }
     while (const auto item = stream.next()) {
       if (is_kind(item->body, "done")) {

@@ -40,16 +40,17 @@ class FleetKeeper {
 
   // Starts the thread.
   explicit FleetKeeper(KeeperOptions options);
-  ~FleetKeeper();  // close(), and waits
+  ~FleetKeeper();  // as after close(SIGTERM), and waits
   FleetKeeper(const FleetKeeper&) = delete;
   FleetKeeper& operator=(const FleetKeeper&) = delete;
 
   // Begins the job, a message of fleet/job_runner.h. Only when ready.
   void submit(nlohmann::json job);
-  // Asks the job in flight to stop at its next safe point.
-  void cancel();
+  // Asks the job in flight to stop at its next safe point, for this reason: a signal, or a request
+  // (pipeline/stop.h).
+  void cancel(int reason);
   // cancel(), and takes no other job: the ranks leave, and the keeper is over.
-  void close();
+  void close(int reason);
   // After close(): the ranks leave now, whatever they do.
   void force();
 
@@ -82,7 +83,7 @@ class FleetKeeper {
   std::condition_variable changed_;
   State state_ = State::starting;
   bool closing_ = false;
-  bool cancelled_ = false;  // the job in flight
+  int stop_reason_ = 0;  // of the job in flight; 0: it goes on
   std::optional<nlohmann::json> job_;
   std::vector<nlohmann::json> news_;
   ResidentFacts residents_;

@@ -19,6 +19,7 @@
 #include "base/text.h"
 #include "io/events.h"
 #include "pipeline/job_events.h"
+#include "pipeline/stop.h"
 #include "version.h"
 
 namespace flotilla::app {
@@ -147,9 +148,10 @@ void Server::wait() {
 
 void Server::look_around() {
   take_news();
-  if (held_signal() != 0 && !closing_at_) {
-    log::info("serve", "a signal: {}", job_ ? "the job stops at its next safe point" : "ending");
-    begin_close();
+  if (const int signal = held_signal(); signal != 0 && !closing_at_) {
+    log::info("serve", "signal {}: {}", signal,
+              job_ ? "the job stops at its next safe point" : "ending");
+    begin_close(signal);
   }
   if (closing_at_ && !forced_ && seconds_since(*closing_at_) > options_.grace_s) {
     forced_ = true;
@@ -158,7 +160,7 @@ void Server::look_around() {
   }
   start_next();
   const bool list_is_done = options_.list_fd >= 0 && list_is_read_ && list_.empty() && !job_;
-  if (list_is_done && !closing_at_) begin_close();
+  if (list_is_done && !closing_at_) begin_close(pipeline::kEndRequest);
   clients_.remove_if([&](const Client& client) {
     const bool waits = job_ && job_->client == client.id;
     const bool is_done = client.unsent.empty() && (client.last || (client.has_ended && !waits));
@@ -246,7 +248,7 @@ void Server::answer(Client& client, ServeRequest request) {
       return answer_cancel(client, request);
     case Op::shutdown:
       send(client, {{"event", "closing"}});
-      if (!closing_at_) begin_close();
+      if (!closing_at_) begin_close(pipeline::kEndRequest);
       return;
   }
 }
@@ -283,7 +285,7 @@ void Server::answer_cancel(Client& client, const ServeRequest& request) {
   }
   log::info("serve", "job {} is cancelled", job_->number);
   job_->cancelled = true;
-  keeper_.cancel();
+  keeper_.cancel(pipeline::kCancelRequest);
   send(client, {{"event", "cancelling"}, {"job", job_->number}});
 }
 
@@ -382,9 +384,9 @@ void Server::end_job(const json& event) {
   job_.reset();
 }
 
-void Server::begin_close() {
+void Server::begin_close(int reason) {
   closing_at_ = Clock::now();
-  keeper_.close();
+  keeper_.close(reason);
 }
 
 // ---- What goes out.

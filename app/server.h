@@ -62,7 +62,7 @@ class Server {
   void take_news();
   void note_event(nlohmann::json& event);
   void end_job(const nlohmann::json& event);
-  void begin_close();
+  void begin_close(int reason);
   bool is_over() const;
   int exit_code_now() const;
 

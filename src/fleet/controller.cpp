@@ -21,7 +21,7 @@ Controller& Controller::operator=(Controller&& other) noexcept {
 }
 
 Stream Controller::stream(const Message& job) { return {service_, service_->dispatch(job)}; }
-void Controller::cancel() { service_->cancel(); }
+void Controller::cancel(int signal) { service_->cancel(signal); }
 void Controller::shutdown() { service_->shutdown(); }
 bool Controller::is_alive() const { return service_->is_alive(); }
 

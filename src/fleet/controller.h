@@ -3,6 +3,7 @@
 // job at a time. docs/fleet.md has an example and the table of errors.
 #pragma once
 
+#include <csignal>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -52,9 +53,9 @@ class Controller {
   // pass).
   Stream stream(const Message& job);
 
-  // Asks the job in flight to stop at its next safe point (JobScope::stop_signal(): SIGINT), and
-  // returns at once. Nothing to do without a job; one that comes later is not meant.
-  void cancel();
+  // Asks the job in flight to stop at its next safe point, where JobScope::stop_signal() gives
+  // `signal`, and returns at once. Nothing to do without a job; one that comes later is not meant.
+  void cancel(int signal = SIGINT);
 
   // Ends the fleet and waits for that: ranks are asked to leave after the job in flight, which is
   // asked to stop, and are ended after grace_s whatever they do. What a job has yielded up to

@@ -73,7 +73,8 @@ void Lifeline::listen() {
   Order order;
   while (receive_order(fd_, order)) {
     if (order.what == Order::What::stop) options_.on_stop(order.value);
-    if (order.what == Order::What::cancel && options_.on_cancel) options_.on_cancel(order.value);
+    if (order.what == Order::What::cancel && options_.on_cancel)
+      options_.on_cancel(order.value, order.signal);
     if (order.what == Order::What::leave) leave(order.value);
   }
   if (!closed_) leave_orphaned();

@@ -23,17 +23,19 @@ struct Order {
     welcome,  // the first one; carries the two standard streams
     stop,     // at the next safe point, as after the signal `value`
     leave,    // now, with exit code `value`
-    cancel,   // the job of number `value`, at its next safe point
+    cancel,   // the job of number `value` stops at its next safe point, as after `signal`
   };
   What what = What::welcome;
   int32_t value = 0;
+  int32_t signal = 0;
 };
 
 struct LifelineOptions {
-  std::string socket;                       // the controller's; empty: there is none
-  comm::Environment environment;            // what the launcher says of this rank
-  std::function<void(int)> on_stop;         // gets the signal; called by another thread
-  std::function<void(int)> on_cancel = {};  // gets the number of the job; likewise
+  std::string socket;             // the controller's; empty: there is none
+  comm::Environment environment;  // what the launcher says of this rank
+  // Called by another thread.
+  std::function<void(int signal)> on_stop;
+  std::function<void(int job, int signal)> on_cancel = {};
 };
 
 class Lifeline {

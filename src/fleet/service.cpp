@@ -115,16 +115,16 @@ std::shared_ptr<ServedJob> Service::dispatch(const Message& message) {
   require_free();
   job_ = std::make_shared<ServedJob>();
   ++num_jobs_;
-  cancel_wanted_ = false;
+  cancel_signal_ = 0;
   outbox_.push_back(std::move(frame));
   ::eventfd_write(wake_.get(), 1);
   return job_;
 }
 
-void Service::cancel() {
+void Service::cancel(int signal) {
   const std::lock_guard lock(mutex_);
   if (!job_ || job_->end) return;
-  cancel_wanted_ = true;
+  cancel_signal_ = signal;
   ::eventfd_write(wake_.get(), 1);
 }
 
@@ -210,7 +210,8 @@ void Service::take_requests() {
   ::eventfd_read(wake_.get(), &ignored);
   std::unique_lock lock(mutex_);
   for (const auto& frame : std::exchange(outbox_, {})) processes_.send_all(frame);
-  if (std::exchange(cancel_wanted_, false)) processes_.order_all({Order::What::cancel, num_jobs_});
+  if (const int signal = std::exchange(cancel_signal_, 0); signal != 0)
+    processes_.order_all({Order::What::cancel, num_jobs_, signal});
   if (!shutdown_wanted_ || state_ == State::closing || state_ == State::poisoned) return;
   const bool was_ready = std::exchange(state_, State::closing) == State::ready;
   const bool stops = job_ && !job_->end;

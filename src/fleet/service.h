@@ -43,7 +43,7 @@ class Service final : public RankListener {
 
   // As of Controller and Stream.
   std::shared_ptr<ServedJob> dispatch(const Message& message);
-  void cancel();
+  void cancel(int signal);
   void shutdown();
   bool is_alive() const;
   std::optional<Message> next(ServedJob& job);
@@ -93,7 +93,7 @@ class Service final : public RankListener {
   bool shutdown_wanted_ = false;
   std::shared_ptr<ServedJob> job_;  // in flight, or not read to its end
   int32_t num_jobs_ = 0;            // dispatched; ranks count them too
-  bool cancel_wanted_ = false;      // of the job in flight
+  int cancel_signal_ = 0;           // for the job in flight; 0: none
   std::vector<std::shared_ptr<const PackedFrame>> outbox_;
 
   Socket wake_;  // an eventfd

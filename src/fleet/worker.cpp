@@ -23,6 +23,7 @@ namespace {
 struct Wishes {
   std::atomic<int> stop{0};           // a signal
   std::atomic<int> cancelled_job{0};  // its number, from 1
+  std::atomic<int> cancel_signal{0};  // known before the number
 };
 
 class Scope final : public JobScope {
@@ -46,7 +47,7 @@ class Scope final : public JobScope {
   }
   int stop_signal() const override {
     if (const int stop = wishes_.stop.load(); stop != 0) return stop;
-    return wishes_.cancelled_job.load() == job_ ? SIGINT : 0;
+    return wishes_.cancelled_job.load() == job_ ? wishes_.cancel_signal.load() : 0;
   }
 
  private:
@@ -142,7 +143,10 @@ int run_worker(const RunnerFactory& factory, const WorkerOptions& options) {
   }
   Wishes wishes;
   Lifeline lifeline({name, environment, [&](int signal) { wishes.stop = signal; },
-                     [&](int job) { wishes.cancelled_job = job; }});
+                     [&](int job, int signal) {
+                       wishes.cancel_signal = signal;
+                       wishes.cancelled_job = job;
+                     }});
   const auto launch = comm::find_launch(environment);
   log::configure({.level = log::Level::info,
                   .rank = launch ? launch->rank : 0,

@@ -27,7 +27,7 @@ class JobScope {
   // Sends an item to the stream of the job; waits while nobody reads. The driver's only: on another
   // rank, or with a message that does not pass, RunnerError.
   virtual void emit(const Message& item) = 0;
-  // The number of the signal that asks to stop at the next safe point: SIGINT after
+  // The number of the signal that asks to stop at the next safe point: that of
   // Controller::cancel(), SIGTERM after its shutdown(); 0: go on.
   virtual int stop_signal() const = 0;
 };

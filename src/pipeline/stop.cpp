@@ -15,7 +15,7 @@ namespace {
 constexpr int64_t kNone = 0;
 constexpr int64_t kAllocationEnd = 1001;
 constexpr int64_t kMaxHours = 1002;
-constexpr int64_t kStopFile = 1003;
+constexpr int64_t kStopFile = 1003;  // 1004, 1005: kCancelRequest, kEndRequest
 
 // A step may take longer than those before it.
 constexpr double kGapFactor = 1.5;
@@ -92,6 +92,10 @@ std::string StopWatch::text_of(int64_t wish) const {
       return fmt::format("limits.max_hours ({})", limits_.max_hours.value_or(0));
     case kAllocationEnd:
       return "the end of the batch job";
+    case kCancelRequest:
+      return "a request to cancel";
+    case kEndRequest:
+      return "a request to end the server";
     default:
       return signal_name(wish);
   }

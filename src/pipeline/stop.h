@@ -13,10 +13,15 @@
 
 namespace flotilla::pipeline {
 
+// In the place of a signal's number: somebody asked over a socket.
+inline constexpr int kCancelRequest = 1004;
+inline constexpr int kEndRequest = 1005;
+
 // What the program knows of the world outside; app/ fills it in.
 struct StopSources {
   using Clock = std::chrono::steady_clock;
-  // The number of the signal that asks this process to stop; 0: none. May be empty.
+  // The number of the signal that asks this process to stop, or one of the requests above; 0: none.
+  // May be empty.
   std::function<int()> signal = {};
   Clock::time_point start = Clock::now();           // limits.max_hours counts from here
   std::optional<Clock::time_point> allocation_end;  // when a batch system takes the machine away
