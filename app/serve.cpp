@@ -20,6 +20,7 @@
 #include "app/server.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/temp_registry.h"
 #include "base/text.h"
 #include "config/load.h"
 #include "config/writer.h"
@@ -38,25 +39,32 @@ constexpr Usage kUsage = {
     "job in flight stops at its\nnext safe point, or with a second one at once.",
     "", /*many_ranks=*/false};
 
-// The clips of warm-up jobs, which nobody wants.
-class ScratchFolder {
+// The clip of a warm-up job, which nobody wants, and its sound beside it.
+class ScratchClip {
  public:
-  ScratchFolder() {
+  ScratchClip() {
+    constexpr std::string_view kExtension = ".y4m";
     std::string name = (fs::temp_directory_path() / "flotilla-warm-up.XXXXXX").string();
-    if (::mkdtemp(name.data()) == nullptr)
-      fail(ErrorKind::output, fmt::format("no folder \"{}\": {}", name, std::strerror(errno)));
-    path_ = name;
+    name += kExtension;
+    const fleet::Socket made(::mkstemps(name.data(), kExtension.size()));
+    if (made.get() < 0)
+      fail(ErrorKind::output, fmt::format("no file \"{}\": {}", name, std::strerror(errno)));
+    files_ = {name, fs::path(name).replace_extension(".wav")};
+    for (size_t i = 0; i < files_.size(); ++i) entries_[i] = register_temporary(files_[i]);
   }
-  ~ScratchFolder() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
+  ~ScratchClip() {
+    for (size_t i = 0; i < files_.size(); ++i) {
+      ::unlink(files_[i].c_str());
+      forget_temporary(entries_[i]);
+    }
   }
-  ScratchFolder(const ScratchFolder&) = delete;
-  ScratchFolder& operator=(const ScratchFolder&) = delete;
-  const fs::path& path() const { return path_; }
+  ScratchClip(const ScratchClip&) = delete;
+  ScratchClip& operator=(const ScratchClip&) = delete;
+  const fs::path& path() const { return files_.front(); }
 
  private:
-  fs::path path_;
+  std::array<fs::path, 2> files_;
+  std::array<int, 2> entries_{};  // in the registry of what a signal removes
 };
 
 void add_serve_options(po::options_description& options) {
@@ -120,7 +128,7 @@ std::vector<config::Override> harmless(const fs::path& clip) {
           {"limits", "", "--warm-up", false}};
 }
 
-std::vector<std::string> warm_up_jobs(const po::variables_map& values, const fs::path& folder) {
+std::vector<std::string> warm_up_jobs(const po::variables_map& values, const fs::path& clip) {
   std::vector<std::string> jobs;
   if (values.count("warm-up") == 0) {
     if (values.count("sizes") != 0) fail(ErrorKind::usage, "--sizes goes with --warm-up only");
@@ -135,7 +143,7 @@ std::vector<std::string> warm_up_jobs(const po::variables_map& values, const fs:
   }
   for (const std::string& file : values["warm-up"].as<std::vector<std::string>>()) {
     for (auto overrides : sizes) {
-      for (auto& change : harmless(folder / "clip.y4m")) overrides.push_back(std::move(change));
+      for (auto& change : harmless(clip)) overrides.push_back(std::move(change));
       jobs.push_back(config::to_yaml(config::load_job(file, overrides).job));
     }
   }
@@ -154,7 +162,7 @@ fleet::ControllerOptions fleet_options(const po::variables_map& values) {
   fleet::ControllerOptions fleet;
   if (values.count("devices") != 0) {
     fleet.devices = values["devices"].as<std::string>();
-    fleet.ranks = static_cast<int>(split(fleet.devices).size());
+    fleet.ranks = static_cast<int>(fleet::parse_devices(fleet.devices).size());
   }
   if (values.count("ranks") != 0) fleet.ranks = values["ranks"].as<int>();
   if (values.count("mpirun") != 0) fleet.mpirun = values["mpirun"].as<std::string>();
@@ -188,7 +196,7 @@ int serve(const Arguments& arguments) {
   if (!values) return 0;
   if (values->count("positional") != 0)
     fail(ErrorKind::usage, "flotilla serve takes options only; flotilla submit sends a job");
-  std::optional<ScratchFolder> scratch;
+  std::optional<ScratchClip> scratch;
   if (values->count("warm-up") != 0) scratch.emplace();
   ServerOptions server;
   server.keeper.fleet = fleet_options(*values);

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <initializer_list>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <utility>
 
 #include "base/error.h"
@@ -26,7 +27,14 @@ constexpr std::array<std::pair<const char*, Op>, 4> kOps = {{{"submit", Op::subm
 [[noreturn]] void refuse(const std::string& text) { fail(ErrorKind::usage, text); }
 
 json parse_object(std::string_view line) {
-  json object = json::parse(line, /*cb=*/nullptr, /*allow_exceptions=*/false);
+  std::set<std::string> keys;  // of the object itself; the parser keeps the last of two alike
+  const auto note_key = [&](int depth, json::parse_event_t event, const json& parsed) {
+    if (event != json::parse_event_t::key || depth != 1) return true;
+    const auto& key = parsed.get_ref<const std::string&>();
+    if (!keys.insert(key).second) refuse(fmt::format("\"{}\" twice in a request", excerpt(key)));
+    return true;
+  };
+  json object = json::parse(line, note_key, /*allow_exceptions=*/false);
   if (object.is_discarded())
     refuse(fmt::format("a request is a JSON object in one line, not \"{}\"", excerpt(line)));
   if (!object.is_object())

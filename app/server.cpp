@@ -194,7 +194,7 @@ void Server::take_bytes(Client& client, std::string_view bytes) {
   client.lines.add(bytes);
   while (const auto line = client.lines.next()) {
     if (client.last) return;
-    client.is_list ? take_list_line(client, *line) : answer_line(client, *line);
+    take_line(client, *line);
   }
   if (!client.lines.is_too_long()) return;
   send(client,
@@ -207,11 +207,12 @@ void Server::take_bytes(Client& client, std::string_view bytes) {
   list_is_read_ = true;
 }
 
+// The last line needs no end of its own; one that is cut off is no request.
 void Server::take_end(Client& client) {
   client.has_ended = true;
+  if (const std::string rest = client.lines.take_rest(); !rest.empty() && !client.last)
+    take_line(client, rest);
   if (!client.is_list) return;
-  if (const std::string rest = client.lines.take_rest(); !rest.empty())
-    take_list_line(client, rest);
   try {
     if (auto request = client.list.finish()) answer(client, std::move(*request));
   } catch (const Error& error) {
@@ -219,6 +220,10 @@ void Server::take_end(Client& client) {
     send(client, pipeline::error_event(error.kind(), error.what()));
   }
   list_is_read_ = true;
+}
+
+void Server::take_line(Client& client, const std::string& line) {
+  client.is_list ? take_list_line(client, line) : answer_line(client, line);
 }
 
 void Server::take_list_line(Client& client, const std::string& line) {

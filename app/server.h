@@ -49,6 +49,7 @@ class Server {
   void read_from(Client& client);
   void take_bytes(Client& client, std::string_view bytes);
   void take_end(Client& client);
+  void take_line(Client& client, const std::string& line);
   void take_list_line(Client& client, const std::string& line);
   void answer_line(Client& client, const std::string& line);
   void answer(Client& client, ServeRequest request);

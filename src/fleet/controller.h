@@ -18,7 +18,7 @@ namespace flotilla::fleet {
 
 struct ControllerOptions {
   int ranks = 1;
-  // "2,3": CUDA_VISIBLE_DEVICES of the fleet; empty: as in this process.
+  // "2,3": CUDA_VISIBLE_DEVICES of the fleet (parse_devices()); empty: as in this process.
   std::string devices;
   // The program of a rank and its arguments; empty: this program, with the argument `worker`.
   std::vector<std::string> worker;
@@ -50,7 +50,7 @@ class Controller {
 
   // Hands the job to the ranks and returns at once; it takes a copy of the tensors. Errors:
   // ControllerBusyError, PoisonedError, ClosedError; ErrorKind::config (a message that does not
-  // pass).
+  // pass: text that is not UTF-8, a dtype that message.h does not know).
   Stream stream(const Message& job);
 
   // Asks the job in flight to stop at its next safe point, where JobScope::stop_signal() gives

@@ -71,6 +71,11 @@ Request read_request(const json& body) {
       fail(ErrorKind::config, fmt::format("return \"{}\" of a job message; there are {}",
                                           excerpt(name), fmt::join(kReturns, ", ")));
   }
+  std::error_code ignored;
+  if (request.base.native().find('\0') != std::string::npos ||
+      !std::filesystem::is_directory(request.base, ignored))
+    fail(ErrorKind::config, fmt::format("base_folder \"{}\" of a job message is no folder",
+                                        excerpt(request.base.string())));
   return request;
 }
 

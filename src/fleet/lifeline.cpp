@@ -14,6 +14,7 @@
 #include "base/log.h"
 #include "base/temp_registry.h"
 #include "fleet/control_socket.h"
+#include "fleet/mpirun.h"
 
 namespace flotilla::fleet {
 namespace {
@@ -81,6 +82,7 @@ void Lifeline::listen() {
 }
 
 void Lifeline::leave_orphaned() const {
+  remove_openmpi_memory(openmpi_job(options_.environment));  // nobody else is left to do it
   ::alarm(2);  // ends the process where nobody reads the log any more, and so a line in it blocks
   if (rank_ == 0)
     log::error("communication", "the flotilla process that started the ranks is gone");

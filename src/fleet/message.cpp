@@ -111,6 +111,14 @@ MessageHead unpack_head(const std::string& text, int64_t tensor_bytes) {
   return head;
 }
 
+void require_utf8(const json& body) {
+  try {
+    (void)body.dump();
+  } catch (const json::exception&) {
+    fail(ErrorKind::config, "a job has text that is not UTF-8");
+  }
+}
+
 Message owned_copy(const Message& message) {
   Message copy(message.body);
   for (const auto& [name, tensor] : message.tensors) {

@@ -47,6 +47,9 @@ MessageHead unpack_head(const std::string& text, int64_t tensor_bytes);
 // integer, or one that does not fit.
 int64_t integer_of(const nlohmann::json& value);
 
+// Errors (ErrorKind::config): a text in `body` is not UTF-8, so it would arrive as another one.
+void require_utf8(const nlohmann::json& body);
+
 // A copy of its own of each tensor, on the CPU and contiguous. Errors (ErrorKind::config): an
 // undefined tensor, or one of a dtype that does not pass.
 Message owned_copy(const Message& message);

@@ -11,6 +11,7 @@
 #include <system_error>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "io/ffmpeg.h"
 
 namespace flotilla::fleet {
@@ -28,6 +29,12 @@ int num_cores() {
 bool is_program(const fs::path& path) {
   std::error_code error;
   return fs::is_regular_file(path, error) && ::access(path.c_str(), X_OK) == 0;
+}
+
+bool names_gpu(std::string_view entry) {
+  if (entry.starts_with("GPU-") || entry.starts_with("MIG-"))
+    return entry.find_first_of(" \t") == std::string_view::npos;
+  return !entry.empty() && entry.find_first_not_of("0123456789") == std::string_view::npos;
 }
 
 // Folders come and go while this reads them: what cannot be read is passed over.
@@ -84,6 +91,26 @@ std::vector<std::string> mpirun_command(const std::string& mpirun, int ranks,
 
 std::string own_program() { return fs::read_symlink("/proc/self/exe").string(); }
 
+std::vector<std::string> parse_devices(const std::string& list) {
+  std::vector<std::string> devices;
+  for (size_t begin = 0; begin <= list.size();) {
+    const size_t end = std::min(list.find(',', begin), list.size());
+    devices.push_back(list.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  for (auto entry = devices.begin(); entry != devices.end(); ++entry) {
+    if (!names_gpu(*entry))
+      fail(ErrorKind::usage,
+           fmt::format("devices \"{}\": \"{}\" is no GPU; numbers or UUIDs, as in "
+                       "2,3 or GPU-5a1c...,GPU-77d0...",
+                       excerpt(list), excerpt(*entry)));
+    if (std::find(devices.begin(), entry, *entry) != entry)
+      fail(ErrorKind::usage,
+           fmt::format("devices \"{}\" has {} twice", excerpt(list), excerpt(*entry)));
+  }
+  return devices;
+}
+
 void add_launch_defaults(Variables& variables, int ranks) {
   const int cores = num_cores();
   if (::geteuid() == 0) {
@@ -105,7 +132,12 @@ void remove_leftovers(pid_t mpirun, int64_t job) {
   const std::string session = fmt::format("pid.{}", mpirun);
   for_each_entry(fs::temp_directory_path(ignored), "ompi.",
                  [&](const fs::path& sessions) { fs::remove_all(sessions / session, ignored); });
+  remove_openmpi_memory(job);
+}
+
+void remove_openmpi_memory(int64_t job) {
   if (job == 0) return;
+  std::error_code ignored;
   const std::string ours = fmt::format(".{}.{:x}.", ::getuid(), static_cast<uint32_t>(job));
   for_each_entry("/dev/shm", "vader_segment.", [&](const fs::path& segment) {
     if (segment.native().find(ours) != std::string::npos) fs::remove(segment, ignored);

@@ -31,6 +31,10 @@ std::vector<std::string> mpirun_command(const std::string& mpirun, int ranks,
 // The path of the program that this process runs.
 std::string own_program();
 
+// The entries of "2,3", a list of GPUs as CUDA_VISIBLE_DEVICES takes it: numbers, or names that
+// begin with GPU- or MIG-. Errors (ErrorKind::usage): an empty entry, another word, one twice.
+std::vector<std::string> parse_devices(const std::string& list);
+
 // Adds what mpirun and the ranks need and the user has not set: this machine only, more ranks than
 // cores, root in a container, no binding, threads for each rank.
 void add_launch_defaults(Variables& variables, int ranks);
@@ -38,5 +42,7 @@ void add_launch_defaults(Variables& variables, int ranks);
 // Removes what an mpirun that was killed leaves behind: the session folder of its process, and the
 // shared memory of its job (0: unknown).
 void remove_leftovers(pid_t mpirun, int64_t job);
+// The shared memory alone; ranks that use it still have it.
+void remove_openmpi_memory(int64_t job);
 
 }  // namespace flotilla::fleet

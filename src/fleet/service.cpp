@@ -32,6 +32,7 @@ void check_options(const ControllerOptions& options) {
   if (!(options.start_timeout_s > 0 && options.job_timeout_s >= 0 && options.grace_s >= 0 &&
         options.queue_bytes >= 0))
     fail(ErrorKind::usage, "the limits of a fleet are positive numbers");
+  if (!options.devices.empty()) parse_devices(options.devices);
 }
 
 Variables rank_variables(const ControllerOptions& options) {
@@ -110,6 +111,7 @@ std::shared_ptr<ServedJob> Service::dispatch(const Message& message) {
     const std::lock_guard lock(mutex_);
     require_free();
   }
+  require_utf8(message.body);
   auto frame = std::make_shared<PackedFrame>(FrameKind::job, owned_copy(message));
   const std::lock_guard lock(mutex_);
   require_free();
@@ -271,7 +273,8 @@ void Service::settle_fault() {
   const auto status = processes_.launcher_status();
   if (!status) return;
   const std::string errors = processes_.launcher_errors();
-  poison(ErrorKind::machine, {},
+  const bool came_up = !processes_.started().empty();
+  poison(came_up ? ErrorKind::communication : ErrorKind::machine, {},
          fmt::format("mpirun ended ({}){}{}", io::describe_status(*status),
                      errors.empty() ? "" : ": ", errors));
 }

@@ -9,6 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
@@ -68,10 +69,11 @@ class Caller {
   Caller& operator=(const Caller&) = delete;
 
   bool is_there() const { return is_there_; }
-  void say(const std::string& line) const {
-    const std::string text = line + '\n';
+  void say(const std::string& line) const { say_part(line + '\n'); }
+  void say_part(const std::string& text) const {
     (void)!::send(fd_, text.data(), text.size(), MSG_NOSIGNAL);
   }
+  void say_no_more() const { ::shutdown(fd_, SHUT_WR); }
   // The next event; null: the server has hung up.
   json hear() {
     while (true) {
@@ -118,10 +120,12 @@ class ServeTest : public ::testing::Test {
       unsetenv(name);
     setenv("XDG_RUNTIME_DIR", dir_.path().c_str(), 1);
     setenv("SERVE_TEST_MARK", dir_.path().c_str(), 1);
+    setenv("TMPDIR", dir_.path().c_str(), 1);
   }
   void TearDown() override {
     if (server_) server_->kill();
     EXPECT_TRUE(eventually([&] { return ranks().empty(); }, 20)) << "ranks are left";
+    unsetenv("TMPDIR");
   }
 
   static End run(Arguments arguments) {
@@ -131,9 +135,10 @@ class ServeTest : public ::testing::Test {
             result.errors};
   }
 
-  // Until the ranks are ready.
-  void serve(const Arguments& more = {}) {
-    Arguments argv = {FLOTILLA_PROGRAM, "serve", "--ranks", "2"};
+  // Until the ranks are ready. `ranks`: as many, by this option.
+  void serve(const Arguments& more = {}, const Arguments& ranks = {"--ranks", "2"}) {
+    Arguments argv = {FLOTILLA_PROGRAM, "serve"};
+    argv.insert(argv.end(), ranks.begin(), ranks.end());
     argv.insert(argv.end(), more.begin(), more.end());
     server_ = std::make_unique<io::Process>(argv, /*read_output=*/false);
     ASSERT_TRUE(eventually([&] { return server_->wait(0) || state() == "ready"; }));
@@ -160,7 +165,8 @@ class ServeTest : public ::testing::Test {
     return answer.is_object() ? answer.value("state", "") : "";
   }
 
-  // `frames`: 9 takes a moment, 257 long enough to be met on its way.
+  // `frames`: 9 takes a moment, kLong long enough to be met on its way.
+  static constexpr int kLong = 257;
   std::string job(const std::string& output, int frames = 9) const {
     return fmt::format(
         "models:\n  checkpoint: {0}/ltx23-dev.safetensors\n"
@@ -180,21 +186,39 @@ class ServeTest : public ::testing::Test {
   }
   std::string file(const std::string& name) const { return test::read_file(dir_ / name); }
 
+  static std::string text_of(const fs::path& file) {
+    std::ifstream in(file);
+    return {(std::istreambuf_iterator<char>(in)), {}};
+  }
   // Ranks of this test's servers.
   std::vector<pid_t> ranks() const {
     std::vector<pid_t> found;
     std::error_code gone;
     for (const auto& entry : fs::directory_iterator("/proc", gone)) {
-      std::ifstream line(entry.path() / "cmdline"), variables(entry.path() / "environ");
-      const std::string command((std::istreambuf_iterator<char>(line)), {});
-      const std::string environment((std::istreambuf_iterator<char>(variables)), {});
-      if (!command.starts_with(FLOTILLA_PROGRAM) ||
-          !command.ends_with(std::string("worker") + '\0') ||
-          environment.find("SERVE_TEST_MARK=" + dir_.path().string()) == std::string::npos)
-        continue;
-      found.push_back(std::stoi(entry.path().filename()));
+      const std::string command = text_of(entry.path() / "cmdline");
+      if (command.starts_with(FLOTILLA_PROGRAM) &&
+          command.ends_with(std::string("worker") + '\0') &&
+          text_of(entry.path() / "environ").find(dir_.path().string()) != std::string::npos)
+        found.push_back(std::stoi(entry.path().filename()));
     }
     return found;
+  }
+  // Of a process; "" without it.
+  static std::string variable_of(pid_t process, const std::string& name) {
+    const std::string all = '\0' + text_of(fmt::format("/proc/{}/environ", process));
+    const size_t found = all.find('\0' + name + '=');
+    return found == std::string::npos ? "" : all.substr(found + name.size() + 2).c_str();
+  }
+  // How Open MPI names the shared memory of this test's ranks.
+  std::string name_of_shared_memory() const {
+    const auto job = std::stoul(variable_of(ranks().at(0), "OMPI_MCA_ess_base_jobid"));
+    return fmt::format(".{}.{:x}.", ::getuid(), job);
+  }
+  static bool has_file(const fs::path& folder, const std::string& part) {
+    const auto files = fs::directory_iterator(folder);
+    return std::any_of(begin(files), end(files), [&](const auto& entry) {
+      return entry.path().filename().string().find(part) != std::string::npos;
+    });
   }
 
   test::TempDir dir_;
@@ -248,7 +272,7 @@ TEST_F(ServeTest, BusyIsAnAnswerAndACallerMayGo) {
   serve();
   {
     Caller caller(socket());
-    caller.say(submit("long.y4m", 257).dump());
+    caller.say(submit("long.y4m", kLong).dump());
     EXPECT_EQ(caller.hear("step").value("event", ""), "step");
     const End busy = run({"submit", job_file("other.y4m")});
     EXPECT_EQ(busy.code, 9) << busy.err;
@@ -266,7 +290,7 @@ TEST_F(ServeTest, BusyIsAnAnswerAndACallerMayGo) {
 
   // Ctrl-C of a client that asked for it.
   io::Process client(
-      {FLOTILLA_PROGRAM, "submit", job_file("long.y4m", 257), "--cancel-on-interrupt"},
+      {FLOTILLA_PROGRAM, "submit", job_file("long.y4m", kLong), "--cancel-on-interrupt"},
       /*read_output=*/false);
   ASSERT_TRUE(eventually([&] {
     const json now = status();
@@ -274,6 +298,7 @@ TEST_F(ServeTest, BusyIsAnAnswerAndACallerMayGo) {
   }));
   ::kill(client.id(), SIGINT);
   EXPECT_EQ(code_of(client.wait(kLimit).value_or(0)), 75) << client.errors();
+  EXPECT_THAT(client.errors(), HasSubstr("stopped by a request to cancel"));
   EXPECT_EQ(run({"submit", job_file("last.y4m"), "--detach"}).code, 0);
   EXPECT_TRUE(eventually([&] { return status().at("jobs_done") == 2; }));
   EXPECT_EQ(file("last.y4m"), file("next.y4m"));
@@ -288,7 +313,8 @@ TEST_F(ServeTest, HostileCallersGetAnErrorLineAndTheServerLives) {
         "{\"op\": \"submit\", \"job_yaml\": 3}",
         "{\"op\": \"submit\", \"job_yaml\": \"a: b\", \"preview_every\": 0}",
         "{\"op\": \"submit\", \"job_yaml\": \"a: b\", \"preview_every\": \"2\"}",
-        "{\"op\": \"submit\", \"job_yaml\": \"a: b\", \"preview_every\": 1.5}", "\xff\xfe\x00",
+        "{\"op\": \"submit\", \"job_yaml\": \"a: b\", \"preview_every\": 1.5}",
+        "{\"op\": \"status\", \"op\": \"shutdown\"}", "\xff\xfe\x00",
         "{\"op\": \"submit\", \"job_yaml\": \"a: b\", \"base_folder\": \"here\"}"}) {
     caller.say(line);
     const json answer = caller.hear();
@@ -298,6 +324,12 @@ TEST_F(ServeTest, HostileCallersGetAnErrorLineAndTheServerLives) {
   }
   caller.say(json{{"op", "submit"}, {"job_yaml", "nonsense: [1"}}.dump());
   EXPECT_EQ(caller.hear("done").value("kind", ""), "config");
+  for (const std::string& folder : {dir_.path().string() + '\0', (dir_ / "none").string()}) {
+    json request = submit("a.y4m");
+    request["base_folder"] = folder;
+    caller.say(request.dump());
+    EXPECT_THAT(caller.hear("done").value("message", ""), HasSubstr("is no folder"));
+  }
   caller.say(std::string(1 << 20, '['));
   EXPECT_EQ(caller.hear().value("event", ""), "error");
   std::thread flood([&] {
@@ -315,6 +347,17 @@ TEST_F(ServeTest, HostileCallersGetAnErrorLineAndTheServerLives) {
   EXPECT_THAT(refused.value("message", ""), HasSubstr("too many callers"));
   crowd.clear();
   EXPECT_TRUE(eventually([&] { return state() == "ready"; }));
+  // A caller that ends within a line, and one that goes before it hears.
+  const std::string status = R"({"op": "status"})";
+  for (const auto& [said, heard] : {std::pair(status, "status"), {status.substr(0, 9), "error"}}) {
+    const Caller gone(socket());
+    gone.say_part(said);
+    Caller half(socket());
+    half.say_part(said);
+    half.say_no_more();
+    EXPECT_EQ(half.hear().value("event", ""), heard);
+    EXPECT_TRUE(half.hear().is_null());
+  }
   EXPECT_EQ(run({"submit", job_file("a.y4m")}).code, 0);
 }
 
@@ -324,18 +367,23 @@ TEST_F(ServeTest, SocketsOfDeadServersAreReplacedAndThoseOfLivingOnesAreNot) {
   const End second = run({"serve", "--ranks", "2"});
   EXPECT_EQ(second.code, 9);
   EXPECT_THAT(second.err, HasSubstr(fmt::format("(process {})", first)));
+  const std::string memory = name_of_shared_memory();
+  EXPECT_TRUE(has_file("/dev/shm", memory));
   EXPECT_EQ(end_server(SIGKILL), 128 + SIGKILL);
   EXPECT_TRUE(fs::exists(socket()));
   EXPECT_EQ(run({"submit", job_file("a.y4m")}).code, 6);
   ASSERT_TRUE(eventually([&] { return ranks().empty(); }, 20)) << "ranks outlive their server";
+  EXPECT_TRUE(eventually([&] { return !has_file("/dev/shm", memory); }, 20)) << memory;
   serve();
 
   // SIGTERM stops the job in flight.
   Caller caller(socket());
-  caller.say(submit("long.y4m", 257).dump());
+  caller.say(submit("long.y4m", kLong).dump());
   EXPECT_EQ(caller.hear("step").value("event", ""), "step");
   EXPECT_EQ(end_server(SIGTERM), 75);
-  EXPECT_EQ(caller.hear("done").value("kind", ""), "stopped");
+  const json stopped = caller.hear("done");
+  EXPECT_EQ(stopped.value("kind", ""), "stopped");
+  EXPECT_THAT(stopped.value("message", ""), HasSubstr("stopped by SIGTERM"));
   EXPECT_TRUE(caller.hear().is_null());
   EXPECT_FALSE(fs::exists(socket()));
 
@@ -349,7 +397,7 @@ TEST_F(ServeTest, SocketsOfDeadServersAreReplacedAndThoseOfLivingOnesAreNot) {
 TEST_F(ServeTest, RanksThatDieAreStartedAnew) {
   serve();
   Caller caller(socket());
-  caller.say(submit("long.y4m", 257).dump());
+  caller.say(submit("long.y4m", kLong).dump());
   EXPECT_EQ(caller.hear("step").value("event", ""), "step");
   ASSERT_EQ(ranks().size(), 2U);
   ::kill(ranks().back(), SIGKILL);
@@ -368,10 +416,48 @@ TEST_F(ServeTest, RanksThatDieAreStartedAnew) {
   EXPECT_EQ(wait_for_server(), 0);
 }
 
+// The job cannot come to a safe point, as one of its ranks stands still.
+TEST_F(ServeTest, ASecondSignalEndsAllAtOnce) {
+  serve({"--warm-up", job_file("w.y4m")});
+  EXPECT_TRUE(has_file(dir_.path(), "warm-up"));
+  Caller caller(socket());
+  caller.say(submit("long.y4m", kLong).dump());
+  EXPECT_EQ(caller.hear("step").value("event", ""), "step");
+  const std::string memory = name_of_shared_memory();
+  ::kill(ranks().back(), SIGSTOP);
+  ::kill(server_->id(), SIGTERM);
+  EXPECT_TRUE(eventually([&] { return state() == "ending"; }));
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));  // not the same signal twice
+  EXPECT_EQ(end_server(SIGINT), 128 + SIGINT);
+  EXPECT_TRUE(caller.hear("done").is_null());
+  EXPECT_TRUE(eventually([&] { return ranks().empty(); }, 20)) << "ranks outlive their server";
+  for (const auto& [folder, part] :
+       {std::pair(dir_.path(), "warm-up"), {dir_.path(), "long"}, {socket().parent_path(), "sock"}})
+    EXPECT_FALSE(has_file(folder, part)) << part;
+  EXPECT_TRUE(eventually([&] { return !has_file("/dev/shm", memory); }, 20)) << memory;
+}
+
+TEST_F(ServeTest, AJobBeyondItsLimitCostsItselfOnly) {
+  serve({"--job-limit", "4"}, {"--devices", "GPU-1a2b,7"});
+  ASSERT_EQ(ranks().size(), 2U) << "one for each of --devices";
+  for (const pid_t rank : ranks())
+    EXPECT_EQ(variable_of(rank, "CUDA_VISIBLE_DEVICES"), "GPU-1a2b,7");
+  Caller caller(socket());
+  caller.say(submit("long.y4m", kLong).dump());
+  EXPECT_EQ(caller.hear("step").value("event", ""), "step");
+  ::kill(ranks().back(), SIGSTOP);
+  const json error = caller.hear("done");
+  EXPECT_EQ(error.value("exit_code", 0), 6);
+  EXPECT_THAT(error.value("message", ""), HasSubstr("not ended within its 4 s"));
+  ASSERT_TRUE(eventually([&] { return state() == "ready"; }));
+  EXPECT_EQ(status().at("starts"), 2);
+  EXPECT_EQ(run({"submit", job_file("a.y4m")}).code, 0);
+}
+
 TEST_F(ServeTest, AListOfJobsNeedsNoSocket) {
   const std::string list = job("one.y4m") + "---\n" + "# nothing\n---\n" + job("two.y4m") +
                            "---\n" + submit("three.y4m").dump() + "\n{\"op\":\"status\"}\n" +
-                           "{\"op\":\"nonsense\"}\n";
+                           "{\"op\":\"nonsense\"}\n" + job("caf\xe9.y4m");
   test::write_file(dir_ / "list", list);
   const End end = run({"serve", "--ranks", "2", "--warm-up", job_file("w.y4m"), "--sizes",
                        "128x128x9", "--jobs", (dir_ / "list").string()});
@@ -384,10 +470,12 @@ TEST_F(ServeTest, AListOfJobsNeedsNoSocket) {
   }
   ASSERT_EQ(done.size(), 3U) << end.out;
   EXPECT_EQ(done.front().at("warm"), true);
-  EXPECT_THAT(end.out, AllOf(HasSubstr("nonsense"), HasSubstr(R"({"event":"status")")));
+  EXPECT_THAT(end.out, AllOf(HasSubstr("nonsense"), HasSubstr("not UTF-8"),
+                             HasSubstr(R"({"event":"status")")));
   EXPECT_EQ(file("one.y4m"), file("two.y4m"));
   EXPECT_EQ(file("one.y4m"), file("three.y4m"));
   EXPECT_FALSE(fs::exists(dir_ / "w.y4m"));
+  EXPECT_FALSE(has_file(dir_.path(), "warm-up"));
   EXPECT_FALSE(fs::exists(socket()));
 }
 
@@ -395,7 +483,9 @@ TEST_F(ServeTest, OptionsThatDoNotFitAreRefused) {
   for (const Arguments& wrong :
        {Arguments{"serve", "job.yaml"}, Arguments{"serve", "--sizes", "1x2x3"},
         Arguments{"serve", "--ranks", "0"}, Arguments{"serve", "--grace", "-1"},
-        Arguments{"serve", "--jobs", "-", "--socket", "x"},
+        Arguments{"serve", "--jobs", "-", "--socket", "x"}, Arguments{"serve", "--devices", ""},
+        Arguments{"serve", "--devices", "2,,3"}, Arguments{"serve", "--devices", "0,0"},
+        Arguments{"serve", "--job-limit", "0"}, Arguments{"serve", "--job-limit", "nan"},
         Arguments{"serve", "--warm-up", job_file("a.y4m"), "--sizes", "12x13"},
         Arguments{"submit", job_file("a.y4m"), "--wait", "--detach"},
         Arguments{"submit", job_file("a.y4m"), "--preview-every", "2"},

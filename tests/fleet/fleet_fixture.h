@@ -8,6 +8,7 @@
 
 #include <chrono>
 #include <csignal>
+#include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -17,6 +18,7 @@
 #include <vector>
 
 #include "fleet/controller.h"
+#include "support/temp_dir.h"
 
 namespace flotilla::fleet {
 
@@ -40,7 +42,18 @@ class FleetFixture : public testing::Test {
     return true;
   }
 
-  void mark(ControllerOptions& options) const { options.environment["FLEET_TEST_MARK"] = mark_; }
+  // Options for ranks that run `program`, with the mark of this test; each of them notes its
+  // number of Open MPI's job and its process on its way.
+  ControllerOptions marked(const std::string& program,
+                           const std::vector<std::string>& arguments = {}) const {
+    ControllerOptions options;
+    options.worker = {"/bin/sh", "-c",
+                      "echo $OMPI_MCA_ess_base_jobid $$ >> \"$FLEET_TEST_NOTES\"; exec \"$@\"",
+                      "sh", program};
+    options.worker.insert(options.worker.end(), arguments.begin(), arguments.end());
+    options.environment = {{"FLEET_TEST_MARK", mark_}, {"FLEET_TEST_NOTES", notes().string()}};
+    return options;
+  }
   // Ranks and launchers with the mark of this test.
   std::vector<pid_t> processes() const {
     std::vector<pid_t> found;
@@ -53,33 +66,34 @@ class FleetFixture : public testing::Test {
     }
     return found;
   }
-  // New, and no process uses it.
+  // Of the fleets of this test; others may run beside them.
   std::set<std::string> left_shared_memory() const {
     std::set<std::string> left;
-    for (const auto& name : shared_memory()) {
-      if (!before_.contains(name) && !is_mapped("/dev/shm/" + name)) left.insert(name);
+    for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) {
+      const std::string name = entry.path().filename();
+      for (const std::string& part : names_of_shared_memory()) {
+        if (name.find(part) != std::string::npos) left.insert(name);
+      }
     }
     return left;
   }
-  static bool is_mapped(const std::string& path) {
-    std::error_code gone;
-    for (const auto& entry : std::filesystem::directory_iterator("/proc", gone)) {
-      std::ifstream in(entry.path() / "maps");
-      const std::string maps((std::istreambuf_iterator<char>(in)), {});
-      if (maps.find(path) != std::string::npos) return true;
+  // What the names have in them: Open MPI's and our own.
+  std::set<std::string> names_of_shared_memory() const {
+    std::set<std::string> parts;
+    std::ifstream in(notes());
+    uint32_t job = 0;
+    pid_t rank = 0;
+    while (in >> job >> rank) {
+      parts.insert(fmt::format(".{}.{:x}.", ::getuid(), job));  // vader_segment.HOST.USER.JOB.RANK
+      parts.insert(fmt::format("flotilla.{}.{}.", ::getuid(), rank));
     }
-    return false;
+    return parts;
   }
-  static std::set<std::string> shared_memory() {
-    std::set<std::string> names;
-    for (const auto& entry : std::filesystem::directory_iterator("/dev/shm"))
-      names.insert(entry.path().filename());
-    return names;
-  }
+  std::filesystem::path notes() const { return folder_ / "ranks"; }
 
+  const test::TempDir folder_;
   const std::string mark_ =
       fmt::format("fleet-test-{}-{}", ::getpid(), Clock::now().time_since_epoch().count());
-  const std::set<std::string> before_ = shared_memory();
 };
 
 }  // namespace flotilla::fleet

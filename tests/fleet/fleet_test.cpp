@@ -17,16 +17,16 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 
 class FleetTest : public FleetFixture, public testing::WithParamInterface<int> {
  protected:
   int ranks() const { return GetParam(); }
   ControllerOptions options(const std::string& setup_fault = "") const {
-    ControllerOptions options;
+    std::vector<std::string> arguments;
+    if (!setup_fault.empty()) arguments.push_back(setup_fault);
+    ControllerOptions options = marked(FLOTILLA_FLEET_WORKER, arguments);
     options.ranks = ranks();
-    options.worker = {FLOTILLA_FLEET_WORKER};
-    if (!setup_fault.empty()) options.worker.push_back(setup_fault);
-    mark(options);
     options.start_timeout_s = 120;
     options.grace_s = 2;
     return options;
@@ -111,6 +111,8 @@ TEST_P(FleetTest, RanksAreSetUpOnceAndWorkTogether) {
     echo.drain();
   }
   EXPECT_EQ(processes().size(), static_cast<size_t>(ranks()) + 1);
+  EXPECT_EQ(names_of_shared_memory().size(), static_cast<size_t>(ranks()) + 1);
+  EXPECT_THAT(left_shared_memory(), Not(IsEmpty())) << "in use, so the look at its end sees it";
 }
 
 TEST_P(FleetTest, ItemsComeWhileTheJobRuns) {
@@ -191,6 +193,12 @@ TEST_P(FleetTest, AnErrorOfSomeRanksIsAsymmetricAndTheFleetLives) {
   EXPECT_THAT(one->ranks(), ElementsAre(1));
   EXPECT_EQ(one->kind(), ErrorKind::input);
   EXPECT_THAT(one->what(), HasSubstr("rank 1: the job is too large"));
+  expect_works(fleet);
+  const auto invalid = failure_of<AsymmetricRunnerError>(
+      fleet.stream(json{{"do", "fail"}, {"how", "invalid"}, {"ranks", {0}}}));
+  ASSERT_TRUE(invalid);
+  EXPECT_THAT(invalid->ranks(), ElementsAre(0));
+  EXPECT_EQ(invalid->kind(), ErrorKind::config);
   expect_works(fleet);
   const auto own_words = failure_of<AsymmetricRunnerError>(
       fleet.stream(json{{"do", "fail"}, {"how", "runner_own_words"}}));
@@ -325,6 +333,21 @@ TEST_P(FleetTest, ShutdownAsksTheJobToStop) {
   EXPECT_FALSE(stream.next()) << "the job came to its own end";
 }
 
+TEST_P(FleetTest, ACancelledJobStopsAndTheNextOneIsNotMeant) {
+  Controller fleet(options());
+  fleet.cancel();
+  for (const int signal : {SIGINT, SIGHUP}) {
+    Stream stream = fleet.stream(json{{"do", "wait_for_stop"}});
+    fleet.cancel(signal);
+    EXPECT_EQ(stream.next()->body.at("stopped"), signal);
+    stream.drain();
+    fleet.cancel();
+    Stream next = fleet.stream(json{{"do", "echo"}});
+    EXPECT_EQ(next.next()->body.at("stop_signal"), 0);
+    next.drain();
+  }
+}
+
 TEST_P(FleetTest, AFleetThatDoesNotComeUpSaysWhichRanks) {
   const auto start_error = [&](const std::string& fault, double limit_s) {
     ControllerOptions short_of_time = options(fault);
@@ -332,28 +355,68 @@ TEST_P(FleetTest, AFleetThatDoesNotComeUpSaysWhichRanks) {
     try {
       const Controller fleet(short_of_time);
     } catch (const StartError& error) {
-      EXPECT_THAT(processes(), IsEmpty());
       return std::string(error.what());
     }
     return std::string("it came up");
   };
+  auto silent = std::async(std::launch::async, start_error, "silent:1", 10);
   EXPECT_THAT(start_error("hang:1", 10),
               HasSubstr("within 10 s: rank 1 (started, but not set up)"));
-  EXPECT_THAT(start_error("silent:1", 10), HasSubstr("within 10 s: rank 1 (not started)"));
+  EXPECT_THAT(silent.get(), HasSubstr("within 10 s: rank 1 (not started)"));
+  EXPECT_THAT(processes(), IsEmpty());
   EXPECT_THAT(start_error("runner:1", 60), HasSubstr("rank 1: the job is too large"));
   EXPECT_THAT(start_error("kill:1", 60), HasSubstr("rank 1 ended"));
+  EXPECT_THAT(processes(), IsEmpty());
 }
 
-TEST_P(FleetTest, TwoFleetsWorkSideBySide) {
-  Controller one(options()), two(options());
-  Stream slow = one.stream(json{{"do", "items"}, {"count", 2}, {"pause_ms", 200}});
-  expect_works(two);
+TEST_P(FleetTest, TwoFleetsOnDisjointDevicesWorkSideBySide) {
+  const auto on = [&](const char* devices) {
+    ControllerOptions placed = options();
+    placed.devices = devices;
+    return placed;
+  };
+  Controller one(on("0,1")), two(on("GPU-12ab,3"));
+  const std::string first = (folder_ / "first").string(), second = (folder_ / "second").string();
+  // Each job ends only while the other one is there.
+  Stream of_one = one.stream(json{{"do", "meet"}, {"mine", first}, {"other", second}});
   EXPECT_THROW(one.stream(json{{"do", "echo"}}), ControllerBusyError);
-  slow.drain();
+  Stream of_two = two.stream(json{{"do", "meet"}, {"mine", second}, {"other", first}});
+  EXPECT_EQ(of_one.next()->body.at("devices"), "0,1");
+  EXPECT_EQ(of_two.next()->body.at("devices"), "GPU-12ab,3");
+  of_one.drain();
+  of_two.drain();
+
   failure_of<PoisonedError>(one.stream(json{{"do", "fail"}, {"how", "kill"}, {"ranks", {1}}}));
   expect_works(two);
   one.shutdown();
   expect_works(two);
+}
+
+TEST(FleetOptionsTest, ThoseThatMakeNoSenseAreRefused) {
+  const auto refused = [](auto change) {
+    ControllerOptions options;
+    options.worker = {FLOTILLA_FLEET_WORKER};
+    change(options);
+    try {
+      const Controller fleet(options);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::usage) << error.what();
+      return std::string(error.what());
+    }
+    return std::string("it came up");
+  };
+  EXPECT_THAT(refused([](auto& o) { o.ranks = 0; }), HasSubstr("fleet of 0 ranks"));
+  EXPECT_THAT(refused([](auto& o) { o.start_timeout_s = 0; }), HasSubstr("limits"));
+  EXPECT_THAT(refused([](auto& o) { o.job_timeout_s = -1; }), HasSubstr("limits"));
+  for (const char* devices : {",", "0,", "0,,1", "0, 1", "cuda:0", "-1", "GPU- 1"})
+    EXPECT_THAT(refused([&](auto& o) { o.devices = devices; }), HasSubstr("is no GPU")) << devices;
+  EXPECT_THAT(refused([](auto& o) { o.devices = "2,3,2"; }), HasSubstr("has 2 twice"));
+  // A rank of an MPI job cannot hold a fleet.
+  setenv("OMPI_COMM_WORLD_RANK", "0", 1);
+  setenv("OMPI_COMM_WORLD_SIZE", "2", 1);
+  EXPECT_THAT(refused([](auto&) {}), HasSubstr("without mpirun"));
+  unsetenv("OMPI_COMM_WORLD_RANK");
+  unsetenv("OMPI_COMM_WORLD_SIZE");
 }
 
 }  // namespace

@@ -4,16 +4,20 @@
 //   {"do": "items", "count": 3, "bytes": 100, "pause_ms": 5}
 //   {"do": "fail", "how": HOW, "ranks": [1]}   without "ranks": all of them
 //   {"do": "wait_for_stop"}             until the controller asks to stop
+//   {"do": "meet", "mine": FILE, "other": FILE}   makes the one and waits for the other; then tells
+//                                       what the rank sees of GPUs
 // The first argument, if any, goes wrong in the set-up: "HOW:RANK".
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
 #include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
-
 #include <csignal>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -54,6 +58,7 @@ class ScriptedRunner final : public Runner {
     if (what == "echo" && ranks_.is_driver()) {
       Message item = job;
       item.body["jobs"] = jobs_;
+      item.body["stop_signal"] = scope.stop_signal();
       scope.emit(item);
     }
     if (what == "sum") sum(scope);
@@ -72,6 +77,7 @@ class ScriptedRunner final : public Runner {
       while (scope.stop_signal() == 0) std::this_thread::sleep_for(10ms);
       if (ranks_.is_driver()) scope.emit(nlohmann::json{{"stopped", scope.stop_signal()}});
     }
+    if (what == "meet" && ranks_.is_driver()) meet(job.body, scope);
     if (what == "fail") fail_as_told(job.body);
   }
 
@@ -91,6 +97,13 @@ class ScriptedRunner final : public Runner {
       item.tensors["bytes"] = at::full({body.value("bytes", int64_t{0})}, i, at::kByte);
       scope.emit(item);
     }
+  }
+  static void meet(const nlohmann::json& body, JobScope& scope) {
+    std::ofstream(body.at("mine").get<std::string>()) << "here";
+    while (!std::filesystem::exists(body.at("other").get<std::string>()))
+      std::this_thread::sleep_for(10ms);
+    const char* devices = std::getenv("CUDA_VISIBLE_DEVICES");
+    scope.emit(nlohmann::json{{"devices", devices == nullptr ? "" : devices}});
   }
   void fail_as_told(const nlohmann::json& body) {
     const auto chosen = body.value("ranks", std::vector<int>{});

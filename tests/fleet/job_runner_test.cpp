@@ -3,11 +3,13 @@
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 
+#include <cstdlib>
 #include <filesystem>
 #include <map>
 #include <utility>
 
 #include "fleet_fixture.h"
+#include "io/ffmpeg.h"
 #include "io/subprocess.h"
 #include "support/golden.h"
 #include "support/temp_dir.h"
@@ -22,10 +24,8 @@ using ::testing::HasSubstr;
 class JobRunnerTest : public FleetFixture {
  protected:
   ControllerOptions options() const {
-    ControllerOptions options;
+    ControllerOptions options = marked(FLOTILLA_PROGRAM, {"worker"});
     options.ranks = 2;
-    options.worker = {FLOTILLA_PROGRAM, "worker"};
-    mark(options);
     return options;
   }
   // `more`: further lines.
@@ -104,10 +104,35 @@ TEST_F(JobRunnerTest, AWrongJobCostsItselfOnly) {
                           ErrorKind::input, "missing.png");
   expect_refused<Refused>(start(fleet, "/proc/no/two.y4m"), ErrorKind::output, "/proc/no");
   expect_refused<Refused>(fleet.stream(json{{"yaml", "x"}}), ErrorKind::config, "job_yaml");
+  for (const char* folder : {"", "here", "/dev/null", "/nowhere/at/all"}) {
+    expect_refused<Refused>(fleet.stream(json{{"job_yaml", "x"}, {"base_folder", folder}}),
+                            ErrorKind::config, "base_folder");
+  }
   expect_refused<Refused>(start(fleet, "two.y4m", "", json{"everything"}), ErrorKind::config,
                           "everything");
   read_all(start(fleet, "two.y4m"));
   EXPECT_EQ(file("one.y4m"), file("two.y4m"));
+}
+
+TEST_F(JobRunnerTest, FfmpegIsAskedOnceForAllJobs) {
+  const std::string path = std::getenv("PATH") == nullptr ? "" : std::getenv("PATH");
+  const auto real = io::find_ffmpeg({}, path);
+  if (!real || !real->can_write_mp4()) GTEST_SKIP() << "no ffmpeg that writes mp4";
+  test::write_file(dir_ / "ffmpeg",
+                   fmt::format("#!/bin/sh\ncase $2 in -version|-encoders) echo $2 >> {};; esac\n"
+                               "exec {} \"$@\"\n",
+                               (dir_ / "asked").string(), real->path.string()));
+  std::filesystem::permissions(dir_ / "ffmpeg", std::filesystem::perms::owner_all);
+  // mpirun puts a folder of its own in front of the PATH that it was given.
+  ControllerOptions with_ffmpeg = marked(
+      "/usr/bin/env", {"PATH=" + dir_.path().string() + ":" + path, FLOTILLA_PROGRAM, "worker"});
+  with_ffmpeg.ranks = 2;
+  Controller fleet(with_ffmpeg);
+  read_all(start(fleet, "one.mp4"));
+  EXPECT_EQ(file("asked"), "-version\n-encoders\n");
+  read_all(start(fleet, "two.mp4"));
+  EXPECT_EQ(file("asked"), "-version\n-encoders\n");
+  EXPECT_TRUE(std::filesystem::exists(dir_ / "two.mp4"));
 }
 
 TEST_F(JobRunnerTest, TheCommandRefusesToRunByHand) {

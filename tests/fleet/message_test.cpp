@@ -138,6 +138,8 @@ TEST(MessageTest, WhatDoesNotPassIsRefusedByTheSender) {
   Message complex;
   complex.tensors["x"] = at::zeros({2}, at::kComplexFloat);
   EXPECT_THROW(owned_copy(complex), Error);
+  EXPECT_THROW(require_utf8(nlohmann::json{{"path", "caf\xe9"}}), Error);
+  EXPECT_NO_THROW(require_utf8(nlohmann::json{{"path", "café"}}));
   EXPECT_THROW(PackedFrame(FrameKind::job, example(), {.head_bytes = 10}), Error);
   EXPECT_THROW(PackedFrame(FrameKind::job, example(), {.tensor_bytes = 10}), Error);
 }
