@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <malloc.h>
 
 #include <algorithm>
 #include <array>
@@ -28,12 +29,16 @@ constexpr std::array<std::string_view, 4> kKeys = {"job_yaml", "base_folder", "r
                                                    "preview_every"};
 constexpr std::array<const char*, 4> kReturns = {"latents", "audio", "frames", "residents"};
 
-struct Request {
+}  // namespace
+
+struct JobRequest {
   std::string yaml;
   std::filesystem::path base;
   std::set<std::string> wanted;
   int64_t preview_every = 0;
 };
+
+namespace {
 
 // A whole number from 1; 0: it is not there. Errors (ErrorKind::config).
 int64_t read_preview_every(const json& body) {
@@ -46,8 +51,8 @@ int64_t read_preview_every(const json& body) {
 }
 
 // Errors (ErrorKind::config).
-Request read_request(const json& body) {
-  Request request;
+JobRequest read_request(const json& body) {
+  JobRequest request;
   try {
     request.yaml = body.at("job_yaml").get<std::string>();
     request.base = body.value("base_folder", "/");
@@ -66,16 +71,16 @@ Request read_request(const json& body) {
     fail(ErrorKind::config, fmt::format("base_folder \"{}\" of a job message must be absolute",
                                         excerpt(request.base.string())));
   }
-  for (const std::string& name : request.wanted) {
-    if (std::find(kReturns.begin(), kReturns.end(), name) == kReturns.end())
-      fail(ErrorKind::config, fmt::format("return \"{}\" of a job message; there are {}",
-                                          excerpt(name), fmt::join(kReturns, ", ")));
-  }
   std::error_code ignored;
   if (request.base.native().find('\0') != std::string::npos ||
       !std::filesystem::is_directory(request.base, ignored))
     fail(ErrorKind::config, fmt::format("base_folder \"{}\" of a job message is no folder",
                                         excerpt(request.base.string())));
+  for (const std::string& name : request.wanted) {
+    if (std::find(kReturns.begin(), kReturns.end(), name) == kReturns.end())
+      fail(ErrorKind::config, fmt::format("return \"{}\" of a job message; there are {}",
+                                          excerpt(name), fmt::join(kReturns, ", ")));
+  }
   return request;
 }
 
@@ -86,6 +91,19 @@ class ItemEvents final : public io::EventSink {
 
  private:
   JobScope& scope_;
+};
+
+// At the end of a job, also of one that fails: memory that it has freed goes back to the system, so
+// that a rank which waits holds what it keeps and no more, job after job.
+struct GiveBackMemory {
+  GiveBackMemory() = default;
+  GiveBackMemory(const GiveBackMemory&) = delete;
+  GiveBackMemory& operator=(const GiveBackMemory&) = delete;
+  ~GiveBackMemory() {
+#ifdef __GLIBC__
+    ::malloc_trim(0);
+#endif
+  }
 };
 
 Message results_of(const pipeline::RunState& state, const std::set<std::string>& wanted) {
@@ -112,7 +130,17 @@ JobRunner::JobRunner(comm::RankContext& ranks, pipeline::Host host)
 void JobRunner::run(const Message& job, JobScope& scope) {
   const pipeline::Ranks ranks{&ranks_};
   ranks_.note_phase("prepare");
-  Request request = ranks.agreed([&] { return read_request(job.body); });
+  const JobRequest request = ranks.agreed([&] { return read_request(job.body); });
+  int64_t device_bytes = 0;
+  {
+    const GiveBackMemory at_end;
+    device_bytes = run_request(request, scope);
+  }
+  if (request.wanted.contains("residents")) tell_residents(scope, device_bytes);
+}
+
+int64_t JobRunner::run_request(const JobRequest& request, JobScope& scope) {
+  const pipeline::Ranks ranks{&ranks_};
   config::LoadedJob loaded =
       ranks.agreed([&] { return config::load_job_text(request.yaml, "the job", request.base); });
   pipeline::RunControl control{
@@ -135,14 +163,13 @@ void JobRunner::run(const Message& job, JobScope& scope) {
   pipeline::Host surroundings = host_;
   surroundings.events = &events;
   surroundings.preview_every = request.preview_every;
-  const bool wants_residents = request.wanted.erase("residents") != 0;
-  if (!request.wanted.empty()) {
+  if (request.wanted.size() > request.wanted.count("residents")) {
     surroundings.results = [&](const pipeline::RunState& state) {
       scope.emit(results_of(state, request.wanted));
     };
   }
   const auto phases = pipeline::run_job(prepared, surroundings, ranks, std::move(control));
-  if (wants_residents) tell_residents(scope, phases.peak_memory().device_bytes);
+  return phases.peak_memory().device_bytes;
 }
 
 void JobRunner::tell_residents(JobScope& scope, int64_t device_bytes) {

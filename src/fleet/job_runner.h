@@ -23,6 +23,8 @@
 
 namespace flotilla::fleet {
 
+struct JobRequest;
+
 class JobRunner final : public Runner {
  public:
   JobRunner(comm::RankContext& ranks, pipeline::Host host);
@@ -33,6 +35,8 @@ class JobRunner final : public Runner {
   void close() override { residents_.reset(); }
 
  private:
+  // The most device memory that it took on this rank.
+  int64_t run_request(const JobRequest& request, JobScope& scope);
   void tell_residents(JobScope& scope, int64_t device_bytes);
 
   comm::RankContext& ranks_;
