@@ -79,6 +79,12 @@ loader::StoragePolicy policy_of(const std::string& precision) {
        fmt::format("--precision is bf16, fp32, fp8_cast or fp8_scaled_mm, not \"{}\"", precision));
 }
 
+void note_exchange(Record& record, const parallel::SequenceExchange& exchange, int64_t passes) {
+  const comm::ExchangeStats stats = exchange.stats();
+  record.exchange_ms = 1e3 * stats.seconds / static_cast<double>(passes);
+  record.wait_ms = 1e3 * stats.wait_seconds / static_cast<double>(passes);
+}
+
 class StepBench {
  public:
   StepBench(const Settings& settings, at::Device device, comm::RankContext* ranks)
@@ -140,6 +146,7 @@ parallel::SequenceSizes StepBench::exchange_sizes(int64_t tokens, int64_t sound)
   sizes.max_tokens = tokens;
   sizes.max_batch = settings_.samples;
   sizes.audio_tokens = sound;
+  sizes.text_tokens = settings_.text_tokens;
   sizes.dtype = policy_.dtype;
   sizes.device = device_;
   sizes.timeout_s = 20;
@@ -189,15 +196,19 @@ void StepBench::measure(Record& record, const std::function<at::Tensor()>& pass)
 // One rank's share: its tokens in everything but attention, its heads of all tokens in that.
 void StepBench::run_simulated(Record& record, const Inputs& inputs) {
   const auto sizes = exchange_sizes(record.tokens, inputs.audio.latent.size(1));
-  const auto exchange = comm::make_loopback_head_exchange(
-      static_cast<int>(world_size()), device_, parallel::exchange_options(model_.config(), sizes));
-  exchange->set_token_count(record.tokens, settings_.samples);
+  const auto loopback = [&](const comm::HeadExchangeOptions& options) {
+    return comm::make_loopback_head_exchange(static_cast<int>(world_size()), device_, options);
+  };
+  parallel::SequenceExchange exchange;
+  exchange.video = loopback(parallel::video_exchange_options(model_.config(), sizes));
+  exchange.text = loopback(parallel::text_exchange_options(model_.config(), sizes));
+  exchange.set_token_count(record.tokens, settings_.samples);
   transformer::Modality own = inputs.video;
   own.latent = own.latent.narrow(1, 0, record.own_tokens).contiguous();
   const auto rope = transformer::make_rope_tables(
       model_.config(), inputs.positions.video.narrow(2, 0, record.own_tokens),
       inputs.positions.audio, policy_.dtype);
-  const parallel::SequenceParallelAttention attention(*exchange);
+  const parallel::SequenceParallelAttention attention(exchange);
   transformer::BlockGraphs graphs;
   int64_t passes = 0;
   measure(record, [&] {
@@ -206,9 +217,7 @@ void StepBench::run_simulated(Record& record, const Inputs& inputs) {
         .forward(&own, &inputs.audio, rope, {}, attention, settings_.graphs ? &graphs : nullptr)
         .video;
   });
-  const comm::ExchangeStats stats = exchange->stats();
-  record.exchange_ms = 1e3 * stats.seconds / static_cast<double>(passes);
-  record.wait_ms = 1e3 * stats.wait_seconds / static_cast<double>(passes);
+  note_exchange(record, exchange, passes);
 }
 #else
 void StepBench::run_simulated(Record&, const Inputs&) {
@@ -233,19 +242,17 @@ Record StepBench::run(const ClipSize& size) {
   if (settings_.simulated_ranks > 0) {
     run_simulated(record, inputs);
   } else if (world_size() > 1) {
-    const auto exchange = parallel::make_sequence_exchange(
-        ranks_->transformer(), config(), exchange_sizes(record.tokens, sound.frames));
+    auto exchange = parallel::make_sequence_exchange(ranks_->transformer(), config(),
+                                                     exchange_sizes(record.tokens, sound.frames));
     const parallel::SequenceParallelVelocityModel model(
-        model_, inputs.positions, policy_.dtype, ranks_->transformer(), *exchange, use_graphs);
+        model_, inputs.positions, policy_.dtype, ranks_->transformer(), exchange, use_graphs);
     int64_t passes = 0;
     measure(record, [&] {
       ++passes;
       return model.forward(&inputs.video, &inputs.audio, {}).video;
     });
-    const comm::ExchangeStats stats = exchange->stats();
-    record.exchange_ms = 1e3 * stats.seconds / static_cast<double>(passes);
-    record.wait_ms = 1e3 * stats.wait_seconds / static_cast<double>(passes);
-    exchange->close();
+    note_exchange(record, exchange, passes);
+    exchange.close();
   } else {
     const transformer::LocalVelocityModel model(model_, inputs.positions, policy_.dtype,
                                                 use_graphs);

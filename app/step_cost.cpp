@@ -21,9 +21,12 @@ PassCost cost_of_pass(const transformer::TransformerConfig& config, const PassSi
   // Self-attention: q, k, v, out; then scores and values of the heads that are here.
   gemm += 4 * product(own, video, video) + 4 * product(sound, audio, audio);
   attention += 2 * product(whole, whole, video / ranks) + 2 * product(sound, sound, audio);
-  // Text attention: q and out of the stream, k and v of the text.
-  gemm += 2 * product(own, video, video) + 2 * product(text, config.video.context_dim, video);
-  gemm += 2 * product(sound, audio, audio) + 2 * product(text, config.audio.context_dim, audio);
+  // Text attention: q and out of the stream; k and v of the text, of which each rank makes its
+  // heads.
+  gemm +=
+      2 * product(own, video, video) + 2 * product(text, config.video.context_dim, video / ranks);
+  gemm += 2 * product(sound, audio, audio);
+  gemm += 2 * product(text, config.audio.context_dim, audio / ranks);
   attention += 2 * product(own, text, video) + 2 * product(sound, text, audio);
   // Both cross-modal attentions have the width of the sound.
   gemm += 2 * product(own, video, audio) + 2 * product(sound, audio, audio);

@@ -11,7 +11,7 @@
 
 namespace flotilla::kernels {
 
-constexpr int kMaxExchangeParts = 3;
+constexpr int kMaxExchangeParts = 4;
 
 struct ExchangePart {
   const void* from = nullptr;

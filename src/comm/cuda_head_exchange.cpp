@@ -91,7 +91,7 @@ class CudaHeadExchange final : public HeadExchange {
   std::optional<std::vector<at::Tensor>> exchange_raw(std::span<const RawHeads> tokens,
                                                       int64_t heads, double norm_eps) override;
   at::Tensor exchange_back(const at::Tensor& heads) override;
-  at::Tensor all_gather_heads(const at::Tensor& heads) override;
+  std::vector<at::Tensor> all_gather_heads(std::span<const at::Tensor> heads) override;
   bool can_be_captured() const override { return true; }
   ExchangeStats stats() const override;
   void close() override;
@@ -143,7 +143,7 @@ int64_t slot_bytes_for(const HeadExchangeOptions& options, int64_t world_size) {
   const TokenShards shards{options.max_tokens, world_size};
   const int64_t tokens = options.max_batch * shards.padded_local() * options.token_bytes;
   return round_up(
-      std::max(tokens + int64_t{kernels::kMaxExchangeParts} * kAlignment, options.max_gather_bytes),
+      std::max(tokens, options.max_gather_bytes) + int64_t{kernels::kMaxExchangeParts} * kAlignment,
       kHeaderBytes);
 }
 
@@ -381,22 +381,37 @@ at::Tensor CudaHeadExchange::exchange_back(const at::Tensor& heads) {
                         own.scalar_type());  // [B, S, W]
 }
 
-at::Tensor CudaHeadExchange::all_gather_heads(const at::Tensor& heads) {
+std::vector<at::Tensor> CudaHeadExchange::all_gather_heads(std::span<const at::Tensor> heads) {
   const c10::cuda::CUDAGuard guard(device_);
-  FLOTILLA_ASSERT(heads.dim() == 3 && heads.device() == device_);
-  const at::Tensor own = heads.contiguous();
-  const int64_t token_bytes = own.size(2) * world_size() * own.element_size();
-  const BlockCopy block = heads_to_all(own.size(1), world_size(), own.size(0), token_bytes, rank());
+  FLOTILLA_ASSERT(heads.size() <= static_cast<size_t>(kernels::kMaxExchangeParts));
   kernels::AllToAllArgs args;
-  args.parts = 1;
-  args.part[0].from = own.const_data_ptr();
-  for (int peer = 0; peer < world_size(); ++peer) args.part[0].to_rank[peer] = block;
-  const int64_t bytes_out = (world_size() - 1) * bytes_of(block);
-  const int64_t slot = begin_call(own.size(0) * own.size(1) * token_bytes, bytes_out);
+  std::vector<Part> parts;
+  int64_t bytes_out = 0;
+  int64_t received = 0;
+  for (const at::Tensor& tensor : heads) {
+    FLOTILLA_ASSERT(tensor.dim() == 3 && tensor.device() == device_);
+    const int64_t token_bytes = tensor.size(2) * world_size() * tensor.element_size();
+    const Part part{tensor.contiguous(), token_bytes, round_up(received, kAlignment)};
+    BlockCopy block =
+        heads_to_all(tensor.size(1), world_size(), tensor.size(0), token_bytes, rank());
+    block.to.offset += part.slot_offset;
+    auto& out = args.part[args.parts++];
+    out.from = part.tensor.const_data_ptr();
+    for (int peer = 0; peer < world_size(); ++peer) out.to_rank[peer] = block;
+    bytes_out += (world_size() - 1) * bytes_of(block);
+    received = part.slot_offset + tensor.size(0) * tensor.size(1) * token_bytes;
+    parts.push_back(part);
+  }
+  const int64_t slot = begin_call(received, bytes_out);
   args.peers = peers_of_call(slot, bytes_out);
   launch(args);
-  return buffers_->view(rank(), slot, {own.size(0), own.size(1), own.size(2) * world_size()},
-                        own.scalar_type());  // [B, Ta, W]
+  std::vector<at::Tensor> whole;
+  for (const auto& [own, token_bytes, offset] : parts) {
+    whole.push_back(buffers_->view(rank(), slot + offset,
+                                   {own.size(0), own.size(1), own.size(2) * world_size()},
+                                   own.scalar_type()));
+  }
+  return whole;  // [B, Ta, W] each
 }
 
 ExchangeStats CudaHeadExchange::stats() const {

@@ -22,7 +22,7 @@ namespace {
 constexpr int kMaxUsableRanks = 8;
 constexpr int64_t kHeaderBytes = 4096;
 constexpr int64_t kAlignment = 64;
-constexpr size_t kMaxTensors = 3;
+constexpr size_t kMaxTensors = 4;
 // A thread copies at least this much; less does not pay for waking it.
 constexpr int64_t kBytesPerThread = int64_t{1} << 19;
 
@@ -65,7 +65,7 @@ class HostHeadExchange final : public HeadExchange {
   int64_t token_count() const override { return shards_.tokens; }
   std::vector<at::Tensor> exchange(std::span<const at::Tensor> tokens) override;
   at::Tensor exchange_back(const at::Tensor& heads) override;
-  at::Tensor all_gather_heads(const at::Tensor& heads) override;
+  std::vector<at::Tensor> all_gather_heads(std::span<const at::Tensor> heads) override;
   ExchangeStats stats() const override { return stats_; }
 
  private:
@@ -102,7 +102,7 @@ class HostHeadExchange final : public HeadExchange {
 // Bytes that a slot needs for `tokens` tokens; each tensor starts at its own aligned place.
 int64_t bytes_for(const HeadExchangeOptions& options, const TokenShards& shards, int64_t batch) {
   const int64_t tokens = batch * shards.padded_local() * options.token_bytes;
-  return round_up(std::max(tokens + int64_t{kMaxTensors} * kAlignment, options.max_gather_bytes),
+  return round_up(std::max(tokens, options.max_gather_bytes) + int64_t{kMaxTensors} * kAlignment,
                   kHeaderBytes);
 }
 
@@ -254,17 +254,29 @@ void HostHeadExchange::clear_padding(int64_t token_bytes, std::byte* slot) const
   }
 }
 
-at::Tensor HostHeadExchange::all_gather_heads(const at::Tensor& heads) {
-  if (world_size() == 1) return heads;
-  FLOTILLA_ASSERT(heads.dim() == 3 && heads.device().is_cpu());
-  const at::Tensor own = heads.contiguous();
-  const int64_t token_bytes = own.size(2) * world_size() * own.element_size();
-  const BlockCopy block = heads_to_all(own.size(1), world_size(), own.size(0), token_bytes, rank());
-  call("heads to all", own.size(0) * own.size(1) * token_bytes,
-       [&](int peer, std::byte* slot) { send(block, own, peer, slot); });
-  return buffers_->tensor(rank(), slot_start(),
-                          {own.size(0), own.size(1), own.size(2) * world_size()},
-                          own.scalar_type());  // [B, Ta, W]
+std::vector<at::Tensor> HostHeadExchange::all_gather_heads(std::span<const at::Tensor> heads) {
+  if (world_size() == 1) return {heads.begin(), heads.end()};
+  FLOTILLA_ASSERT(heads.size() <= kMaxTensors);
+  std::vector<Part> parts;
+  int64_t received = 0;
+  for (const at::Tensor& tensor : heads) {
+    FLOTILLA_ASSERT(tensor.dim() == 3 && tensor.device().is_cpu());
+    const int64_t token_bytes = tensor.size(2) * world_size() * tensor.element_size();
+    parts.push_back({tensor.contiguous(), token_bytes, round_up(received, kAlignment)});
+    received = parts.back().slot_offset + tensor.size(0) * tensor.size(1) * token_bytes;
+  }
+  call("heads to all", received, [&](int peer, std::byte* slot) {
+    for (const auto& [own, token_bytes, offset] : parts)
+      send(heads_to_all(own.size(1), world_size(), own.size(0), token_bytes, rank()), own, peer,
+           slot + offset);
+  });
+  std::vector<at::Tensor> whole;
+  for (const auto& [own, token_bytes, offset] : parts) {
+    whole.push_back(buffers_->tensor(rank(), slot_start() + offset,
+                                     {own.size(0), own.size(1), own.size(2) * world_size()},
+                                     own.scalar_type()));
+  }
+  return whole;  // [B, Ta, W] each
 }
 
 }  // namespace

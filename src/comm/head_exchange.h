@@ -29,11 +29,11 @@ enum class ExchangeTransport {
 struct HeadExchangeOptions {
   at::Device device = at::kCPU;  // of the tensors; a GPU with its index
   ExchangeTransport transport = ExchangeTransport::automatic;
-  int64_t heads = 0;             // of the video self-attention
-  int64_t max_tokens = 0;        // sp.max_tokens
+  int64_t heads = 0;       // of the video self-attention
+  int64_t max_tokens = 0;  // sp.max_tokens
   int64_t max_batch = 1;
   int64_t token_bytes = 0;       // of one token in one call: 3 * H * D * element size for q, k, v
-  int64_t max_gather_bytes = 0;  // of one result of all_gather_heads
+  int64_t max_gather_bytes = 0;  // of the results of one all_gather_heads
   double timeout_s = 120;        // of one call: sp.exchange_timeout_seconds
   double first_timeout_s = 600;  // of the calls before the second set_token_count(): the first step
 };
@@ -80,8 +80,12 @@ class HeadExchange {
   }
   // Heads to tokens: [B, T, W/N] -> [B, S, W]; rows that are padding come back as zeros.
   virtual at::Tensor exchange_back(const at::Tensor& heads) = 0;
-  // Heads of replicated tokens: [B, Ta, W/N] -> [B, Ta, W] on every rank.
-  virtual at::Tensor all_gather_heads(const at::Tensor& heads) = 0;
+  // Heads of replicated tokens: [B, Ta, W/N] each -> [B, Ta, W] each, on every rank. Up to four
+  // tensors in one call (k, v of two streams); numbers of tokens, widths and dtypes may differ.
+  virtual std::vector<at::Tensor> all_gather_heads(std::span<const at::Tensor> heads) = 0;
+  at::Tensor all_gather_heads(const at::Tensor& heads) {
+    return all_gather_heads(std::span(&heads, 1)).front();
+  }
 
   // Whether calls are work on the current stream alone, an even number of which a CUDA graph may
   // hold.

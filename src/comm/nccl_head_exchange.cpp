@@ -29,7 +29,7 @@ class NcclHeadExchange final : public HeadExchange {
   int64_t token_count() const override { return shards_.tokens; }
   std::vector<at::Tensor> exchange(std::span<const at::Tensor> tokens) override;
   at::Tensor exchange_back(const at::Tensor& heads) override;
-  at::Tensor all_gather_heads(const at::Tensor& heads) override;
+  std::vector<at::Tensor> all_gather_heads(std::span<const at::Tensor> heads) override;
   ExchangeStats stats() const override;
 
  private:
@@ -146,20 +146,23 @@ at::Tensor NcclHeadExchange::exchange_back(const at::Tensor& heads) {
   return result;  // [B, S, W]
 }
 
-at::Tensor NcclHeadExchange::all_gather_heads(const at::Tensor& heads) {
-  FLOTILLA_ASSERT(heads.dim() == 3);
-  const at::Tensor result =
-      at::empty({heads.size(0), heads.size(1), heads.size(2) * world_size()}, heads.options());
-  heads_of(result, rank()).copy_(heads);
-  const at::Tensor own = heads.contiguous();
+std::vector<at::Tensor> NcclHeadExchange::all_gather_heads(std::span<const at::Tensor> heads) {
+  std::vector<at::Tensor> results;
   Plan plan;
-  for (int peer = 0; peer < world_size(); ++peer) {
-    if (peer == rank()) continue;
-    send(plan, own, peer);
-    receive(plan, heads_of(result, peer), peer);
+  for (const at::Tensor& tensor : heads) {
+    FLOTILLA_ASSERT(tensor.dim() == 3);
+    const at::Tensor result = at::empty(
+        {tensor.size(0), tensor.size(1), tensor.size(2) * world_size()}, tensor.options());
+    heads_of(result, rank()).copy_(tensor);
+    for (int peer = 0; peer < world_size(); ++peer) {
+      if (peer == rank()) continue;
+      send(plan, tensor, peer);
+      receive(plan, heads_of(result, peer), peer);
+    }
+    results.push_back(result);
   }
   run(plan, "heads to all");
-  return result;  // [B, Ta, W]
+  return results;  // [B, Ta, W] each
 }
 
 // The last call too is over before its end is told.

@@ -141,6 +141,20 @@ KeysAndValues project_kv(const AttentionWeights& weights, const LayerInput& cont
   return {linear(context, weights.to_k), linear(context, weights.to_v)};
 }
 
+KeysAndValues project_kv(const AttentionWeights& weights, const LayerInput& context,
+                         HeadRange heads) {
+  const int64_t head_dim = weights.to_k.weight.size(0) / weights.heads;
+  const auto own_rows = [&](const at::Tensor& whole) {
+    return whole.defined() ? whole.narrow(0, heads.first * head_dim, heads.count * head_dim)
+                           : whole;
+  };
+  const auto project = [&](const LinearWeights& layer) {
+    return linear(context, LinearWeights{own_rows(layer.weight), own_rows(layer.bias),
+                                         own_rows(layer.row_scales)});
+  };
+  return {project(weights.to_k), project(weights.to_v)};
+}
+
 AttentionCall project_q(const AttentionWeights& weights, const LayerInput& x, KeysAndValues kv,
                         double norm_eps) {
   AttentionCall call;

@@ -97,6 +97,13 @@ struct KeysAndValues {
   at::Tensor v;
 };
 KeysAndValues project_kv(const AttentionWeights& weights, const LayerInput& context);
+// Of the heads [first, first + count) alone, [B, Tk, count*D].
+struct HeadRange {
+  int64_t first = 0;
+  int64_t count = 0;
+};
+KeysAndValues project_kv(const AttentionWeights& weights, const LayerInput& context,
+                         HeadRange heads);
 AttentionCall project_q(const AttentionWeights& weights, const LayerInput& x, KeysAndValues kv,
                         double norm_eps);
 

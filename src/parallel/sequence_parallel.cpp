@@ -72,8 +72,8 @@ int64_t digest_of_work(const Modality* video, const Modality* audio,
 
 }  // namespace
 
-comm::HeadExchangeOptions exchange_options(const transformer::TransformerConfig& config,
-                                           const SequenceSizes& sizes) {
+comm::HeadExchangeOptions video_exchange_options(const transformer::TransformerConfig& config,
+                                                 const SequenceSizes& sizes) {
   const auto& video = config.video;
   const auto& audio = config.audio;
   const auto element_bytes = static_cast<int64_t>(at::elementSize(sizes.dtype));
@@ -90,13 +90,47 @@ comm::HeadExchangeOptions exchange_options(const transformer::TransformerConfig&
   return options;
 }
 
-std::unique_ptr<comm::HeadExchange> make_sequence_exchange(
-    comm::Communicator& communicator, const transformer::TransformerConfig& config,
-    const SequenceSizes& sizes) {
+comm::HeadExchangeOptions text_exchange_options(const transformer::TransformerConfig& config,
+                                                const SequenceSizes& sizes) {
+  comm::HeadExchangeOptions options = video_exchange_options(config, sizes);
+  // Keys and values of both streams.
+  options.token_bytes = 2 * (config.video.dim() + config.audio.dim()) *
+                        static_cast<int64_t>(at::elementSize(sizes.dtype));
+  options.max_tokens = sizes.text_tokens;
+  options.max_gather_bytes = sizes.max_batch * sizes.text_tokens * options.token_bytes;
+  return options;
+}
+
+void SequenceExchange::set_token_count(int64_t video_tokens, int64_t batch) {
+  video->set_token_count(video_tokens, batch);
+  // Room and time limits; how many tokens a text has comes with it.
+  if (text) text->set_token_count(1, batch);
+}
+
+comm::ExchangeStats SequenceExchange::stats() const {
+  comm::ExchangeStats sum = video->stats();
+  if (!text) return sum;
+  const comm::ExchangeStats more = text->stats();
+  return {sum.calls + more.calls, sum.bytes + more.bytes, sum.seconds + more.seconds,
+          sum.wait_seconds + more.wait_seconds};
+}
+
+void SequenceExchange::close() {
+  video->close();
+  if (text) text->close();
+}
+
+SequenceExchange make_sequence_exchange(comm::Communicator& communicator,
+                                        const transformer::TransformerConfig& config,
+                                        const SequenceSizes& sizes) {
   // The cross-modal attention has the audio heads.
   comm::agreed(communicator,
                [&] { comm::check_heads(config.audio.heads, communicator.world_size()); });
-  return comm::make_head_exchange(communicator, exchange_options(config, sizes));
+  SequenceExchange exchange;
+  exchange.video = comm::make_head_exchange(communicator, video_exchange_options(config, sizes));
+  if (sizes.text_tokens > 0 && communicator.world_size() > 1)
+    exchange.text = comm::make_head_exchange(communicator, text_exchange_options(config, sizes));
+  return exchange;
 }
 
 at::Tensor SequenceParallelAttention::own_heads(const at::Tensor& all) const {
@@ -149,9 +183,24 @@ at::Tensor SequenceParallelAttention::video_to_audio(const ops::AttentionCall& c
   return ops::blend_with_values(call, exchange_.all_gather_heads(own));  // [B, Ta, H*D]
 }
 
+std::vector<ops::KeysAndValues> SequenceParallelAttention::project_text(
+    std::span<const transformer::TextProjection> layers) const {
+  if (text_ == nullptr) return VideoTokenAttention::project_text(layers);
+  std::vector<at::Tensor> own;
+  for (const auto& [weights, context] : layers) {
+    const int64_t heads = weights.heads / text_->world_size();
+    const auto [k, v] = ops::project_kv(weights, context, {text_->rank() * heads, heads});
+    own.insert(own.end(), {k, v});
+  }
+  const auto whole = text_->all_gather_heads(own);
+  std::vector<ops::KeysAndValues> projected;
+  for (size_t i = 0; i < layers.size(); ++i) projected.push_back({whole[2 * i], whole[2 * i + 1]});
+  return projected;
+}
+
 SequenceParallelVelocityModel::SequenceParallelVelocityModel(
     const transformer::Transformer& model, const transformer::TokenPositions& positions,
-    at::ScalarType dtype, comm::Communicator& communicator, comm::HeadExchange& exchange,
+    at::ScalarType dtype, comm::Communicator& communicator, SequenceExchange& exchange,
     transformer::BlockGraphs* graphs)
     : model_(model),
       communicator_(communicator),
@@ -161,8 +210,8 @@ SequenceParallelVelocityModel::SequenceParallelVelocityModel(
       rope_(make_rope_tables(model.config(), positions.video, positions.audio, dtype)),
       attention_(exchange),
       graphs_(graphs) {
-  FLOTILLA_ASSERT(exchange.world_size() == communicator.world_size() &&
-                  exchange.rank() == communicator.rank());
+  FLOTILLA_ASSERT(exchange.video->world_size() == communicator.world_size() &&
+                  exchange.video->rank() == communicator.rank());
   rope_.video = own_rope(rope_.video);
   rope_.video_cross = own_rope(rope_.video_cross);
 }

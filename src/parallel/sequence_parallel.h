@@ -1,10 +1,11 @@
 // Sequence parallelism (SP): each rank computes 1/N of the video tokens, and the result is that of
 // one rank. Everything but two attentions works token by token; for these two, ranks exchange
 // tokens for heads (comm/head_exchange.h), so that each sees the whole clip for 1/N of the heads.
-// Audio is small and replicated. For the stages of a job, with `ranks` a comm::RankContext:
+// Audio is small and replicated. The text is the same on all ranks, so each projects 1/N of its
+// heads for all. For the stages of a job, with `ranks` a comm::RankContext:
 //
 //   auto exchange = make_sequence_exchange(ranks.transformer(), model.config(), sizes);  // once
-//   SequenceParallelVelocityModel stage(model, positions, dtype, ranks.transformer(), *exchange);
+//   SequenceParallelVelocityModel stage(model, positions, dtype, ranks.transformer(), exchange);
 //
 // A group of ranks (guidance) passes the communicator that split() gave instead. Method: DeepSpeed
 // Ulysses (arXiv 2309.14509).
@@ -24,21 +25,38 @@ struct SequenceSizes {
   int64_t max_tokens = 0;    // sp.max_tokens; of a sample's video
   int64_t max_batch = 1;     // samples of one pass: those that guidance runs as one batch
   int64_t audio_tokens = 0;  // of a sample
+  // Of a sample's context. 0: every rank projects the whole text for itself, as `reproducible:
+  // world` wants it: a product of fewer columns may differ in the last bits.
+  int64_t text_tokens = 0;
   at::ScalarType dtype = at::ScalarType::Float;  // of the computation
   at::Device device = at::kCPU;                  // with its index, if it is a GPU
   comm::ExchangeTransport transport = comm::ExchangeTransport::automatic;  // sp.transport
-  double timeout_s = 120;                        // sp.exchange_timeout_seconds
+  double timeout_s = 120;  // sp.exchange_timeout_seconds
 };
 
-comm::HeadExchangeOptions exchange_options(const transformer::TransformerConfig& config,
-                                           const SequenceSizes& sizes);
+comm::HeadExchangeOptions video_exchange_options(const transformer::TransformerConfig& config,
+                                                 const SequenceSizes& sizes);
+// With text_tokens.
+comm::HeadExchangeOptions text_exchange_options(const transformer::TransformerConfig& config,
+                                                const SequenceSizes& sizes);
+
+// Of one rank. The text's calls go their way beside the video's, on another stream.
+struct SequenceExchange {
+  std::unique_ptr<comm::HeadExchange> video;
+  std::unique_ptr<comm::HeadExchange> text;  // null: the text is not shared out
+
+  // See comm::HeadExchange; of both.
+  void set_token_count(int64_t video_tokens, int64_t batch);
+  comm::ExchangeStats stats() const;
+  void close();
+};
 
 // Collective. `communicator` must outlive the result. Errors (agreed, ErrorKind::config):
 // "heads (H) must be divisible by world_size (N)" with the rank counts that work; the plan asks
 // comm::check_heads() before any work.
-std::unique_ptr<comm::HeadExchange> make_sequence_exchange(
-    comm::Communicator& communicator, const transformer::TransformerConfig& config,
-    const SequenceSizes& sizes);
+SequenceExchange make_sequence_exchange(comm::Communicator& communicator,
+                                        const transformer::TransformerConfig& config,
+                                        const SequenceSizes& sizes);
 
 // The attentions over all video tokens, for a rank that holds its shard of them: [B, S, H*D] with
 // S = ceil(T / N). Padding behind token T never reaches them. Masks are whole, [.., Tq, T] over the
@@ -47,14 +65,19 @@ std::unique_ptr<comm::HeadExchange> make_sequence_exchange(
 class SequenceParallelAttention final : public transformer::VideoTokenAttention {
  public:
   // `exchange` must outlive this object.
-  explicit SequenceParallelAttention(comm::HeadExchange& exchange) : exchange_(exchange) {}
+  explicit SequenceParallelAttention(const SequenceExchange& exchange)
+      : exchange_(*exchange.video), text_(exchange.text.get()) {}
 
   // Three tensors go out (q, k, v), one comes back.
   at::Tensor self_attention(const ops::AttentionCall& call) const override;
   // Only k and v go out; each rank takes its heads of the queries, which all have, and the heads of
   // the result are gathered.
   at::Tensor video_to_audio(const ops::AttentionCall& call) const override;
-  // Both make two calls of the exchange, as graphs want it.
+  // This rank's heads are projected, and gathered in one call a block. With an odd number of blocks
+  // replays of a graph use one slot twice in a row, but ranks meet in between, after each pass.
+  std::vector<ops::KeysAndValues> project_text(
+      std::span<const transformer::TextProjection> layers) const override;
+  // Both attentions make two calls of the exchange, as graphs want it.
   bool can_be_captured() const override { return exchange_.can_be_captured(); }
 
  private:
@@ -67,6 +90,7 @@ class SequenceParallelAttention final : public transformer::VideoTokenAttention 
   at::Tensor own_heads(const at::Tensor& all) const;
 
   comm::HeadExchange& exchange_;
+  comm::HeadExchange* text_;  // null: not shared out
 };
 
 class SequenceParallelVelocityModel final : public transformer::VelocityModel {
@@ -75,7 +99,7 @@ class SequenceParallelVelocityModel final : public transformer::VelocityModel {
   // outlive this object; `dtype` is that of the latents. Local.
   SequenceParallelVelocityModel(const transformer::Transformer& model,
                                 const transformer::TokenPositions& positions, at::ScalarType dtype,
-                                comm::Communicator& communicator, comm::HeadExchange& exchange,
+                                comm::Communicator& communicator, SequenceExchange& exchange,
                                 transformer::BlockGraphs* graphs = nullptr);
 
   // Collective, also without video. Errors (agreed, before the model runs): ErrorKind::config,
@@ -96,7 +120,7 @@ class SequenceParallelVelocityModel final : public transformer::VelocityModel {
 
   const transformer::Transformer& model_;
   comm::Communicator& communicator_;
-  comm::HeadExchange& exchange_;
+  SequenceExchange& exchange_;
   int64_t num_tokens_;            // T; 0 without video
   transformer::RopeTables rope_;  // of this rank's tokens; of all audio
   SequenceParallelAttention attention_;

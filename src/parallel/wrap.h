@@ -82,7 +82,7 @@ class DiffusionModel {
   };
   std::shared_ptr<Loaded> loaded_;
   bool is_ready_ = false;
-  std::unique_ptr<comm::HeadExchange> exchange_;
+  std::optional<SequenceExchange> exchange_;
   std::unique_ptr<transformer::BlockGraphs> graphs_;  // on GPUs
   std::unique_ptr<transformer::VelocityModel> stage_;
 };

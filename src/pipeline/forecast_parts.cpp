@@ -321,10 +321,12 @@ int64_t exchange_buffer_bytes(const ForecastSizes& sizes, const StagePlan& stage
       sizes.on_gpu() ? static_cast<int64_t>(stage.guidance.passes.size()) : batch_of(stage);
   exchange.audio_tokens = sizes.plan.audio.num_tokens();
   exchange.dtype = sizes.plan.dtype;
-  const auto options = parallel::exchange_options(sizes.model, exchange);
+  exchange.text_tokens = shared_text_tokens(sizes.job);
+  const auto video = parallel::video_exchange_options(sizes.model, exchange);
   const int64_t slot =
-      std::max(options.max_batch * ceil_div(options.max_tokens, ranks) * options.token_bytes,
-               options.max_gather_bytes);
+      std::max(video.max_batch * ceil_div(video.max_tokens, ranks) * video.token_bytes,
+               video.max_gather_bytes) +
+      parallel::text_exchange_options(sizes.model, exchange).max_gather_bytes;
   // Two slots; a rank of a host also has the pages that it wrote for the others.
   return sizes.on_gpu() ? 2 * slot : 2 * slot + 2 * slot * (ranks - 1) / ranks;
 }
@@ -412,10 +414,12 @@ StageExchange stage_exchange(const ForecastSizes& sizes, const StagePlan& stage)
     const int64_t back = others * (video / ranks);
     const int64_t cross_kv = own * (2 * audio / ranks) * (ranks - 1);
     const int64_t gathered = sizes.plan.audio.num_tokens() * (audio / ranks) * (ranks - 1);
+    const int64_t text =
+        shared_text_tokens(sizes.job) * (2 * (video + audio) / ranks) * (ranks - 1);
     exchange.method = fmt::format("SP over {} ranks", ranks);
-    exchange.largest_call_bytes = batch_of(stage) * std::max({qkv, back, cross_kv, gathered});
+    exchange.largest_call_bytes = batch_of(stage) * std::max({qkv, back, cross_kv, gathered, text});
     exchange.step_bytes =
-        own_passes(stage) * sizes.model.num_layers * (qkv + back + cross_kv + gathered);
+        own_passes(stage) * sizes.model.num_layers * (qkv + back + cross_kv + gathered + text);
   }
   exchange.stage_bytes = exchange.step_bytes * stage.num_steps();
   return exchange;

@@ -11,6 +11,7 @@
 #include "comm/head_exchange.h"
 #include "gpu/device.h"
 #include "pipeline/precision.h"
+#include "text/tokenizer.h"
 #include "transformer/transformer.h"
 #include "vae/config.h"
 
@@ -325,6 +326,10 @@ std::vector<std::string> Plan::describe() const {
   }
   lines.push_back("decode: " + decode.describe(world_size));
   return lines;
+}
+
+int64_t shared_text_tokens(const config::Job& job) {
+  return job.reproducible == config::Reproducible::world ? 0 : text::kPromptTokens;
 }
 
 }  // namespace flotilla::pipeline

@@ -75,4 +75,7 @@ struct Plan {
 Plan make_plan(const config::Job& job, const ModelFiles& files, int64_t world_size = 1,
                const std::optional<RankDevices>& devices = std::nullopt);
 
+// Tokens of the text of which the ranks of SP share out the projections; 0: each makes them all.
+int64_t shared_text_tokens(const config::Job& job);
+
 }  // namespace flotilla::pipeline

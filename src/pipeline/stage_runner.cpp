@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 
-#include "parallel/sequence_parallel.h"
 #include "parallel/tiled_velocity_model.h"
 
 namespace flotilla::pipeline {
@@ -98,6 +97,7 @@ void StageRunner::make_model(const config::Job& job, const Plan& plan, const Sta
   sizes.max_tokens = job.sp.max_tokens;
   sizes.max_batch = static_cast<int64_t>(stage.guidance.passes.size());
   sizes.audio_tokens = plan.audio.num_tokens();
+  sizes.text_tokens = shared_text_tokens(job);
   sizes.dtype = plan.dtype;
   sizes.device = plan.device;
   sizes.transport = transport_of(job.sp.transport);

@@ -3,9 +3,10 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 
-#include "comm/head_exchange.h"
 #include "diffusion/guided_denoiser.h"
+#include "parallel/sequence_parallel.h"
 #include "pipeline/pass_runner.h"
 #include "pipeline/phases.h"
 #include "pipeline/plan.h"
@@ -51,9 +52,9 @@ class StageRunner {
                   const Ranks& ranks, const transformer::Transformer& model,
                   const diffusion::AvLatents& start);
 
-  std::unique_ptr<comm::Communicator> group_;         // of this rank; null: all ranks are one group
-  std::unique_ptr<comm::HeadExchange> exchange_;      // SP only
-  std::unique_ptr<transformer::BlockGraphs> graphs_;  // null: every kernel is launched by itself
+  std::unique_ptr<comm::Communicator> group_;  // of this rank; null: all ranks are one group
+  std::optional<parallel::SequenceExchange> exchange_;  // SP only
+  std::unique_ptr<transformer::BlockGraphs> graphs_;    // null: every kernel is launched by itself
   std::unique_ptr<transformer::VelocityModel> model_;
   std::unique_ptr<TransformerPassRunner> own_;
   std::unique_ptr<GroupedPassRunner> grouped_;

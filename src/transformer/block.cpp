@@ -63,26 +63,27 @@ class Stream {
         ada_(rows.ada, inputs.row_of_token),
         cross_(rows.cross, inputs.row_of_token) {}
 
+  TextProjection text_projection() const { return {weights_.text_attention, text_context()}; }
+
   // Self-attention and text attention; leaves x as cross-modal attention finds it. `attend` null:
-  // attention over this stream's tokens is always local (audio). The text is projected on `beside`.
+  // attention over this stream's tokens is always local (audio). `text_kv` is there once
+  // args.beside_video.text is joined.
   void attend_self_and_text(at::Tensor& x, BlockSet SamplePerturbation::*kind,
-                            AttendFunction attend, const gpu::SideStream& beside) {
-    ops::KeysAndValues text_kv;
-    beside.run([&] { text_kv = ops::project_kv(weights_.text_attention, text_context()); });
+                            AttendFunction attend, const ops::KeysAndValues& text_kv) {
     const at::Tensor update = self_attention(x, kind, attend);
     const ops::TokenGate self_gate = ada_.gate(kSelfRows + 2);
     if (!args_.config.cross_attention_adaln) {
       x = ops::residual_norm_modulate(x, update, self_gate, eps_).x;
-      beside.join();
+      args_.beside_video.text.join();
       const auto query = ops::make_layer_input(ops::rms_norm(x, eps_), text_query_forms());
-      const at::Tensor text = attend_text(query, std::move(text_kv));
+      const at::Tensor text = attend_text(query, text_kv);
       return add(x, text, {}, cross_modulations());
     }
     const std::array query = {ada_.modulation(kTextRows + 1, kTextRows, text_query_forms())};
     auto [sum, queries] = ops::residual_norm_modulate(x, update, self_gate, eps_, query);
     x = sum;
-    beside.join();
-    const at::Tensor text = attend_text(queries.front(), std::move(text_kv));
+    args_.beside_video.text.join();
+    const at::Tensor text = attend_text(queries.front(), text_kv);
     add(x, text, ada_.gate(kTextRows + 2), cross_modulations());
   }
 
@@ -148,8 +149,8 @@ class Stream {
 
   ops::InputForms text_query_forms() const { return ops::query_forms(weights_.text_attention); }
 
-  at::Tensor attend_text(const ops::LayerInput& query, ops::KeysAndValues text) const {
-    ops::AttentionCall call = ops::project_q(weights_.text_attention, query, std::move(text), eps_);
+  at::Tensor attend_text(const ops::LayerInput& query, const ops::KeysAndValues& text) const {
+    ops::AttentionCall call = ops::project_q(weights_.text_attention, query, text, eps_);
     call.mask = inputs_.context_mask;
     return ops::project_out(weights_.text_attention, ops::attend(call), call.gate_logits);
   }
@@ -223,6 +224,14 @@ at::Tensor cross_modal(const CrossAttention& cross, const BlockArgs& args, const
 
 }  // namespace
 
+std::vector<ops::KeysAndValues> VideoTokenAttention::project_text(
+    std::span<const TextProjection> layers) const {
+  std::vector<ops::KeysAndValues> projected;
+  for (const auto& [weights, context] : layers)
+    projected.push_back(ops::project_kv(weights, context));
+  return projected;
+}
+
 std::vector<StreamRows> rows_of_blocks(const TransformerConfig& config,
                                        std::span<const BlockWeights> blocks, StreamKind stream,
                                        const StreamInputs& inputs) {
@@ -268,17 +277,22 @@ void run_block(const BlockWeights& weights, const BlockArgs& args, const StreamI
   // Both directions of cross-modal attention read the tokens as they are before either. The handles
   // also keep what the side reads until it is joined.
   const at::Tensor audio_at_start = x_audio;
-  const gpu::SideStream in_place;
   const gpu::SideStream& side = args.beside_video.audio;
+  std::vector<TextProjection> texts;
+  std::vector<ops::KeysAndValues> text_kv;
+  args.beside_video.text.run([&] {
+    if (run_video) texts.push_back(video_stream->text_projection());
+    if (run_audio) texts.push_back(audio_stream->text_projection());
+    text_kv = args.attention.project_text(texts);
+  });
   side.run([&] {
     if (run_audio)
       audio_stream->attend_self_and_text(x_audio, &SamplePerturbation::audio_self, nullptr,
-                                         in_place);
+                                         text_kv.back());
   });
   if (run_video) {
     video_stream->attend_self_and_text(x_video, &SamplePerturbation::video_self,
-                                       &VideoTokenAttention::self_attention,
-                                       args.beside_video.text);
+                                       &VideoTokenAttention::self_attention, text_kv.front());
   }
   side.join();
   const at::Tensor video_before = x_video;

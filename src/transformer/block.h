@@ -15,10 +15,15 @@
 
 namespace flotilla::transformer {
 
-// The two attentions that read all video tokens. This is the border for sequence parallelism: a
-// rank that holds a part of the tokens supplies its own implementation. Calls are made in the same
-// order on all ranks; an implementation may be collective. A result may be memory that the next
-// call writes to: it is read at once.
+// The two attentions that read all video tokens, and what is the same on every rank. This is the
+// border for sequence parallelism: a rank that holds a part of the tokens supplies its own
+// implementation. Calls are made in the same order on all ranks; an implementation may be
+// collective. A result may be memory that the next call writes to: it is read at once.
+struct TextProjection {
+  const ops::AttentionWeights& weights;
+  ops::LayerInput context;  // [B, S, context dim]
+};
+
 class VideoTokenAttention {
  public:
   virtual ~VideoTokenAttention() = default;
@@ -26,6 +31,11 @@ class VideoTokenAttention {
   virtual at::Tensor self_attention(const ops::AttentionCall& call) const = 0;
   // Queries are audio tokens, keys and values video tokens.
   virtual at::Tensor video_to_audio(const ops::AttentionCall& call) const = 0;
+  // Keys and values of the text for these layers, one of each stream that is there; called once a
+  // block. On a stream of its own on GPUs, so in no order with the calls above. The results are
+  // read before the next call.
+  virtual std::vector<ops::KeysAndValues> project_text(
+      std::span<const TextProjection> layers) const;
   // Whether the calls are work on the current stream alone, for CUDA graphs.
   virtual bool can_be_captured() const { return false; }
 };

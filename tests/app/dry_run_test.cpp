@@ -198,9 +198,11 @@ TEST_F(DryRunTest, TellsEveryFigureOfThe22BModelFromItsHeaders) {
   EXPECT_LT(weights, 2 * int64_t{18'988'838'144} + 256 * 6'000);
 
   // Of 3072 tokens a rank: seven eighths of q, k, v; of the heads' results; of the keys and values
-  // for the sound; and the sound's heads.
+  // for the sound; and the sound's heads. Then keys and values of the text, for both streams.
   constexpr int64_t kQkv = 3072 * 3 * 4096 * 2 / 8 * 7;
-  constexpr int64_t kBlock = kQkv + kQkv / 3 + 3072 * 2 * 2048 * 2 / 8 * 7 + 126 * 2048 * 2 / 8 * 7;
+  constexpr int64_t kText = 1024 * 2 * (4096 + 2048) * 2;
+  constexpr int64_t kBlock =
+      kQkv + kQkv / 3 + 3072 * 2 * 2048 * 2 / 8 * 7 + 126 * 2048 * 2 / 8 * 7 + kText / 8 * 7;
   const Json& exchange = forecast["exchange"][1];
   EXPECT_EQ(exchange["stage"], "stage_2");
   EXPECT_EQ(exchange["largest_call_bytes"], kQkv);
@@ -210,8 +212,8 @@ TEST_F(DryRunTest, TellsEveryFigureOfThe22BModelFromItsHeaders) {
   const Json& phases = forecast["memory"]["phases"];
   const Json& stage_2 = phases["stage_2"]["device"];
   EXPECT_EQ(stage_2["weights of the transformer"], weights);
-  // Two slots for an eighth of sp.max_tokens.
-  EXPECT_EQ(stage_2["buffers of the exchange"], 2 * 4096 * 3 * 4096 * 2);
+  // Two slots for an eighth of sp.max_tokens, and two for the whole text.
+  EXPECT_EQ(stage_2["buffers of the exchange"], 2 * (4096 * 3 * 4096 * 2 + kText));
   // The angles of the whole clip, float32, are larger than a block's activations of an eighth.
   EXPECT_EQ(stage_2["activations"], int64_t{6} * 24'576 * 4096 / 2 * 4);
   // Each rank keeps an eighth of what the LoRA changes clean, beside the weights on a GPU this

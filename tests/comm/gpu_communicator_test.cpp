@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <array>
 
 #include <cstring>
 
@@ -202,11 +203,14 @@ void compare_exchanges(ExchangeTransport transport, at::Device gpu) {
         for (size_t i = 0; i < 3; ++i) EXPECT_TRUE(same_bytes(actual[i], expected[i])) << tokens;
         EXPECT_TRUE(same_bytes(device->exchange_back(actual[1]), host->exchange_back(expected[1])));
         const at::Tensor heads = at::randn({batch, 5, 3}).to(dtype);
-        // Twice: a step of GPUs has an even number of calls.
-        for (int i = 0; i < 2; ++i) {
-          EXPECT_TRUE(
-              same_bytes(device->all_gather_heads(heads.to(gpu)), host->all_gather_heads(heads)));
-        }
+        EXPECT_TRUE(
+            same_bytes(device->all_gather_heads(heads.to(gpu)), host->all_gather_heads(heads)));
+        // A step of GPUs has an even number of calls.
+        const std::array both = {heads, at::randn({batch, 2, 5}).to(dtype)};
+        const auto all = host->all_gather_heads(both);
+        const std::array both_on_gpu = {both[0].to(gpu), both[1].to(gpu)};
+        const auto all_on_gpu = device->all_gather_heads(both_on_gpu);
+        for (size_t i = 0; i < 2; ++i) EXPECT_TRUE(same_bytes(all_on_gpu[i], all[i])) << tokens;
       }
     }
   }

@@ -117,6 +117,20 @@ TEST(HeadExchangeTest, GatheredHeadsAreWholeOnEveryRank) {
   }
 }
 
+TEST(HeadExchangeTest, TensorsOfOtherSizesAreGatheredInOneCall) {
+  const Sizes wide{2, 7, 2 * world_size(), 4}, narrow{2, 3, world_size(), 1};
+  const auto exchange = exchange_for(7, wide.width(), 2);
+  exchange->set_token_count(7, 2);
+  std::vector<at::Tensor> whole, own;
+  for (int i = 0; i < 4; ++i) {
+    whole.push_back(encoded(i < 2 ? wide : narrow, i));
+    own.push_back(own_heads(whole.back()));
+  }
+  const auto gathered = exchange->all_gather_heads(own);
+  ASSERT_EQ(gathered.size(), 4U);
+  for (size_t i = 0; i < 4; ++i) EXPECT_TRUE(at::equal(gathered[i], whole[i])) << i;
+}
+
 TEST(HeadExchangeTest, TokenCountsChangeFromStepToStep) {
   const auto exchange = exchange_for(64, 4 * world_size());
   for (const int64_t tokens : {64, 3, 40, 1, 64}) {

@@ -51,6 +51,7 @@ struct Clip {
   const Modality* audio_or_null() const { return audio.latent.defined() ? &audio : nullptr; }
   int64_t samples() const { return any().latent.size(0); }
   at::ScalarType dtype() const { return any().latent.scalar_type(); }
+  int64_t text_tokens() const { return any().context.size(1); }
 
  private:
   const Modality& any() const { return video.latent.defined() ? video : audio; }
@@ -86,14 +87,16 @@ Clip random_clip(const Transformer& model, int64_t samples, int64_t video_tokens
   return clip;
 }
 
-std::unique_ptr<comm::HeadExchange> exchange_for(const Transformer& model, const Clip& clip) {
+SequenceExchange exchange_for(const Transformer& model, const Clip& clip) {
   const Modality* video = clip.video_or_null();
   const Modality* audio = clip.audio_or_null();
-  return make_sequence_exchange(world(), model.config(),
-                                {.max_tokens = video != nullptr ? video->latent.size(1) : 1,
-                                 .max_batch = clip.samples(),
-                                 .audio_tokens = audio != nullptr ? audio->latent.size(1) : 0,
-                                 .dtype = clip.dtype()});
+  return make_sequence_exchange(
+      world(), model.config(),
+      {.max_tokens = video != nullptr ? video->latent.size(1) : 1,
+       .max_batch = clip.samples(),
+       .audio_tokens = audio != nullptr ? audio->latent.size(1) : 0,
+       .text_tokens = ops::FixedRowBlocks::active() ? 0 : clip.text_tokens(),
+       .dtype = clip.dtype()});
 }
 
 testing::AssertionResult relatively_close(const at::Tensor& actual, const at::Tensor& expected,
@@ -122,8 +125,8 @@ class SequenceParallelTest : public ::testing::Test {
         .forward(clip.video_or_null(), clip.audio_or_null(), clip.perturbations);
   }
   static Velocity on_all_ranks(const Transformer& model, const Clip& clip) {
-    const auto exchange = exchange_for(model, clip);
-    return SequenceParallelVelocityModel(model, clip.positions, clip.dtype(), world(), *exchange)
+    auto exchange = exchange_for(model, clip);
+    return SequenceParallelVelocityModel(model, clip.positions, clip.dtype(), world(), exchange)
         .forward(clip.video_or_null(), clip.audio_or_null(), clip.perturbations);
   }
   static void check(const Transformer& model, const Clip& clip, const std::string& what,
@@ -179,10 +182,24 @@ TEST_F(SequenceParallelTest, BlocksThatAllSamplesSkipExchangeNothing) {
     kind->all = true;
   clip.perturbations = {nothing, nothing};
   check(*model_, clip, "no attention over video tokens");
-  const auto exchange = exchange_for(*model_, clip);
-  SequenceParallelVelocityModel(*model_, clip.positions, at::kFloat, world(), *exchange)
+  auto exchange = exchange_for(*model_, clip);
+  SequenceParallelVelocityModel(*model_, clip.positions, at::kFloat, world(), exchange)
       .forward(&clip.video, &clip.audio, clip.perturbations);
-  EXPECT_EQ(exchange->stats().calls, 0);
+  EXPECT_EQ(exchange.video->stats().calls, 0);
+}
+
+TEST_F(SequenceParallelTest, RanksShareOutTheProjectionsOfTheText) {
+  FLOTILLA_NEEDS_RANKS(2);
+  const Clip clip = random_clip(*model_, 2, 23, 5);
+  auto exchange = exchange_for(*model_, clip);
+  const SequenceParallelVelocityModel model(*model_, clip.positions, at::kFloat, world(), exchange);
+  model.forward(&clip.video, &clip.audio, {});
+  const auto& config = model_->config();
+  EXPECT_EQ(exchange.text->stats().calls, config.num_layers);
+  // Keys and values of this rank's heads, of both streams, to all others.
+  const int64_t row = 2 * (config.video.dim() + config.audio.dim()) / world_size() * 4;
+  EXPECT_EQ(exchange.text->stats().bytes,
+            config.num_layers * 2 * clip.text_tokens() * row * (world_size() - 1));
 }
 
 // Only the cross-modal attention carries video into audio: it must see all video tokens.
@@ -275,10 +292,9 @@ void expect_agreed(ErrorKind kind, const testing::Matcher<const std::string&>& m
 
 TEST_F(SequenceParallelTest, TooManyTokensAreRefusedOnAllRanks) {
   const Clip clip = random_clip(*model_, 1, 24, 5);
-  const auto exchange =
+  auto exchange =
       make_sequence_exchange(world(), model_->config(), {.max_tokens = 23, .audio_tokens = 5});
-  const SequenceParallelVelocityModel model(*model_, clip.positions, at::kFloat, world(),
-                                            *exchange);
+  const SequenceParallelVelocityModel model(*model_, clip.positions, at::kFloat, world(), exchange);
   expect_agreed(ErrorKind::config,
                 AllOf(HasSubstr("Total video token count (24) exceeds attention_manager max_tokens "
                                 "(23). Use a smaller resolution or fewer frames."),
@@ -301,9 +317,8 @@ TEST_F(SequenceParallelTest, HeadsThatDoNotDivideAreRefusedWithTheRanksThatWork)
 TEST_F(SequenceParallelTest, RanksWithUnlikeWorkFailTogether) {
   FLOTILLA_NEEDS_RANKS(2);
   const Clip clip = random_clip(*model_, 1, 24, 5);
-  const auto exchange = exchange_for(*model_, clip);
-  const SequenceParallelVelocityModel model(*model_, clip.positions, at::kFloat, world(),
-                                            *exchange);
+  auto exchange = exchange_for(*model_, clip);
+  const SequenceParallelVelocityModel model(*model_, clip.positions, at::kFloat, world(), exchange);
   Perturbations perturbations(1);
   if (world().rank() == 1) perturbations[0].video_self.blocks = {0};
   expect_agreed(ErrorKind::internal, HasSubstr("the work of a pass"),

@@ -62,13 +62,14 @@ class SpGoldenTest : public ::testing::Test {
     const Modality audio = test::read_modality(golden_, base + ".in.audio");
     if (golden_.has(video_name + ".in.video.attention_mask"))
       video.attention_mask = golden_[video_name + ".in.video.attention_mask"];
-    const auto exchange = make_sequence_exchange(
-        world(), model_.config(),
-        {.max_tokens = video.latent.size(1), .audio_tokens = audio.latent.size(1)});
+    auto exchange = make_sequence_exchange(world(), model_.config(),
+                                           {.max_tokens = video.latent.size(1),
+                                            .audio_tokens = audio.latent.size(1),
+                                            .text_tokens = video.context.size(1)});
     const SequenceParallelVelocityModel model(
         model_,
         {golden_[video_name + ".in.video.positions"], golden_[base + ".in.audio.positions"]},
-        at::kFloat, world(), *exchange);
+        at::kFloat, world(), exchange);
     const auto velocity = model.forward(&video, &audio, perturbations_of(name));
     return {video.latent - golden_[video_name + ".in.video.timesteps"] * velocity.video,
             audio.latent - golden_[base + ".in.audio.timesteps"] * velocity.audio};
