@@ -269,7 +269,7 @@ void read_to_device(const WeightArena& arena, const std::vector<Block>& blocks, 
 
 int default_read_threads() {
   const auto available = static_cast<int>(std::thread::hardware_concurrency());
-  return std::clamp(available / 2, 1, 8);
+  return std::clamp(available, 1, 16);
 }
 
 void read_pieces(const WeightArena& arena, std::span<const ArenaPiece* const> pieces,

@@ -9,7 +9,7 @@
 
 namespace flotilla::loader {
 
-// Half of the processor's threads, 8 at most: other ranks read at the same time.
+// The processor's threads, 16 at most: other ranks read at the same time.
 int default_read_threads();
 
 // Reads the rows of `pieces` in this order. The calling thread alone touches the arena's device.

@@ -1,10 +1,8 @@
 #include "loader/finite.h"
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <fmt/format.h>
 
-#include <atomic>
 #include <cstdint>
 
 #include "base/error.h"
@@ -12,22 +10,17 @@
 namespace flotilla::loader {
 namespace {
 
-// Words that one thread looks at before it is worth waking another.
-constexpr int64_t kGrain = 1 << 18;
-
 // In every type here a number is not finite exactly when all bits of a mask are set: the exponent,
 // or exponent and mantissa in e4m3, which has no infinity. A loop over integers, because
 // at::isfinite() makes copies of the tensor and takes several times as long as reading the file.
+// Not at::parallel_for(): files are read by several threads, each of which would wake a team.
 template <typename Word>
 bool any_with_bits(const at::Tensor& values, Word mask) {
   const auto* words = static_cast<const Word*>(values.const_data_ptr());
-  std::atomic<bool> found = false;
-  at::parallel_for(0, values.numel(), kGrain, [&](int64_t begin, int64_t end) {
-    Word hits = 0;  // no early end: the loop becomes vector instructions
-    for (int64_t i = begin; i < end; ++i) hits |= static_cast<Word>((words[i] & mask) == mask);
-    if (hits != 0) found = true;
-  });
-  return found;
+  const int64_t count = values.numel();
+  Word hits = 0;  // no early end: the loop becomes vector instructions
+  for (int64_t i = 0; i < count; ++i) hits |= static_cast<Word>((words[i] & mask) == mask);
+  return hits != 0;
 }
 
 bool all_finite(const at::Tensor& values) {
