@@ -2,25 +2,28 @@
 # How this machine scales: everything against the number of ranks, one GPU a rank.
 #
 #   scripts/bench_scaling.sh [--out DIR] [--minutes 9] [--ranks "1 2 4 8"] [--parts "comm step ..."]
-#                            [--reference DIR] [--model CHECKPOINT] [--clip WIDTHxHEIGHTxFRAMES ...]
+#                            [--reference DIR] [--model CHECKPOINT] [--files DIR]
+#                            [--clip WIDTHxHEIGHTxFRAMES ...]
 #
 # Parts, in this order: topology (links of the GPUs), comm (exchanges and collectives beside NCCL),
 # step (one denoise forward at the true size of LTX-2.3 22B, random weights), selftest (ranks against
 # one rank), end_to_end (the demo model's jobs, phases), fault (a rank killed in a step and in load),
-# load and lora (weights of true size), full (a whole clip of true size; its weights are zeros), tests
-# (ctest, label gpu). --ranks: 1, 2, 4, 8 as far as there are GPUs; without GPUs 1 and 2 on the CPU,
-# to try the script. --reference: a checkout of Lightricks/LTX-2 for its exchange beside ours.
-# CHECKPOINT: its header gives the model of `step`. Environment: FLOTILLA (program), PYTHON, MPIEXEC,
-# FLOTILLA_BUILD (folder of the tests).
+# load and lora (weights of true size), parallel (a short guided clip of true size: groups of ranks
+# for the guidance passes and tiles beside sequence parallelism), full (whole clips of true size),
+# tests (ctest, label gpu). --ranks: 1, 2, 4, 8 as far as there are GPUs; without GPUs 1 and 2 on the
+# CPU, to try the script. --reference: a checkout of Lightricks/LTX-2 for its exchange beside ours.
+# CHECKPOINT: its header gives the model of `step`. --files: what make_sparse_ltx23.py DIR --lora has
+# written, best with --fill; without it the weights of true size are zeros. Environment: FLOTILLA
+# (program), PYTHON, MPIEXEC, FLOTILLA_BUILD (folder of the tests).
 # Writes OUT/scaling.json, OUT/scaling.txt (the tables) and OUT/scaling_details.tgz (all outputs).
 # What the machine lacks, or the time does not allow, is SKIPPED with the reason.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 program=$(realpath "${FLOTILLA:-build/cuda/app/flotilla}") python=${PYTHON:-python3}
 mpiexec=${MPIEXEC:-mpirun} build=${FLOTILLA_BUILD:-build/cuda}
-out='' minutes=9 ranks='' reference='' model='' clips=()
-parts='topology comm step selftest end_to_end fault load lora full tests'
-usage() { sed -n '2,19s/^# \{0,1\}//p' "$0"; exit "$1"; }
+out='' minutes=9 ranks='' reference='' model='' files='' clips=()
+parts='topology comm step selftest end_to_end fault load lora parallel full tests'
+usage() { sed -n '2,20s/^# \{0,1\}//p' "$0"; exit "$1"; }
 while [ $# -gt 0 ]; do
   case $1 in
     --out) out=$2; shift 2 ;;
@@ -29,6 +32,7 @@ while [ $# -gt 0 ]; do
     --parts) parts=$2; shift 2 ;;
     --reference) reference=$2; shift 2 ;;
     --model) model=$2; shift 2 ;;
+    --files) files=$(realpath "$2"); shift 2 ;;
     --clip) clips+=(--clip "$2"); shift 2 ;;
     -h | --help) usage 0 ;;
     *) echo "bench_scaling.sh: unknown argument $1" >&2; usage 2 ;;
@@ -98,7 +102,7 @@ if [ "$gpus" -gt 0 ] && [ "$largest" -gt "$gpus" ]; then
   shared_bench=(--allow-shared-device) shared_job=(--set allow_shared_device=true)
 fi
 [ ${#clips[@]} -gt 0 ] || clips=(--clip 768x512x121 --clip 1536x1024x121)
-true_size=$work/model
+true_size=${files:-$work/model}
 make_true_size() {
   [ -d "$true_size" ] || "$python" scripts/make_sparse_ltx23.py "$true_size" --lora \
     --tokenizer models/demo/gemma >"$details/make_sparse.txt" 2>&1 || skip 'files of true size: make_sparse_ltx23.py'
@@ -258,7 +262,25 @@ lora() {
   [ "$gpus" -gt 0 ] || skip 'lora at true size: no GPU'
 }
 
-# Zeros take less power than real weights, so products run about a tenth faster than they would.
+# The guided job with few steps: ranks in 1, 2 or 4 groups for the passes of a step, and stage 2
+# without tiles and with them.
+parallel() {
+  if [ "$gpus" = 0 ]; then skip 'parallel: no GPU'; return; fi
+  make_true_size; true_size_models
+  for n in $ranks; do
+    on_ranks "$n"
+    for way in '1 sp' '2 tdp' '4 tdp'; do
+      local groups=${way% *} method=${way#* }
+      [ $((n % groups)) = 0 ] || continue
+      attempt "end_to_end_groups${groups}_${method}_${n}_warm" 120 "${start[@]}" "$program" run configs/two_stages.yaml \
+        --overwrite "${models[@]}" --set "models.distilled_lora.path=$(echo "$true_size"/*lora*.safetensors)" \
+        --set stage_1.steps=4 --set "stage_1.guidance_groups=$groups" --set "stage_2.parallel=$method" \
+        --output "$work/clip.$container" --metrics "$details/end_to_end_groups${groups}_${method}_${n}_warm.json"
+    done
+  done
+}
+
+# Zeros take less power than other weights, so products run about a tenth faster than they would.
 full() {
   if [ "$gpus" = 0 ]; then skip 'full: no GPU'; return; fi
   make_true_size; true_size_models
@@ -282,7 +304,7 @@ tests() {
 
 say "ranks $ranks, $gpus GPUs, $minutes minutes"
 for part in $parts; do
-  case " topology comm step selftest end_to_end fault load lora full tests " in
+  case " topology comm step selftest end_to_end fault load lora parallel full tests " in
     *" $part "*) "$part" ;;
     *) skip "$part: no such part" ;;
   esac
