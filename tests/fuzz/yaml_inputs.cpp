@@ -1,7 +1,7 @@
 #include "fuzz/yaml_inputs.h"
 
+#include <algorithm>
 #include <fstream>
-#include <iterator>
 
 namespace flotilla::fuzz {
 
@@ -9,7 +9,7 @@ const std::string kGuidedJob =
     "pipeline: ti2vid_two_stages\n"
     "models: {checkpoint: m.safetensors, spatial_upsampler: u.safetensors, text_encoder: gemma,\n"
     "  distilled_lora: {path: lora.safetensors}}\n"
-    "prompt: |\n  a fox\n  in the snow\nnegative_prompt: 'blur'\nseed: 10\n"
+    "prompt: |\n  a fox\n  in the snow\n# not a value\nnegative_prompt: 'blur'\nseed: 10\n"
     "video: {width: 128, height: 192, num_frames: 9, frame_rate: \"24000/1001\"}\n"
     "images:\n  - {path: a.png, frame: 0}\n  - path: b.png\n    frame: 8\n"
     "stage_1:\n  sigmas: [1.0, 0.5, 0]\n  guidance: {video: {cfg: 2, stg_blocks: [1, 2]}}\n"
@@ -19,8 +19,16 @@ const std::string kGuidedJob =
 Bytes bytes_of(std::string_view text) { return Bytes(text.begin(), text.end()); }
 
 Bytes config_file(const std::string& name) {
-  std::ifstream in(FLOTILLA_SOURCE_DIR "/configs/" + name, std::ios::binary);
-  return Bytes{std::istreambuf_iterator<char>(in), {}};
+  std::ifstream in(FLOTILLA_SOURCE_DIR "/configs/" + name);
+  Bytes bytes;
+  for (std::string line; std::getline(in, line);) {
+    line.resize(std::min(line.size(), line.find('#')));  // no value there has one
+    line.resize(line.find_last_not_of(' ') + 1);
+    if (line.empty()) continue;
+    bytes.insert(bytes.end(), line.begin(), line.end());
+    bytes.push_back('\n');
+  }
+  return bytes;
 }
 
 std::vector<std::string> words() {

@@ -12,7 +12,7 @@ namespace flotilla::fuzz {
 extern const std::string kGuidedJob;
 
 Bytes bytes_of(std::string_view text);
-// One of configs/.
+// One of configs/ without its comments, on which most mutations would be wasted.
 Bytes config_file(const std::string& name);
 
 }  // namespace flotilla::fuzz
