@@ -21,9 +21,9 @@
 #include "base/log.h"
 #include "base/text.h"
 #include "comm/launch.h"
-#include "fleet/control_socket.h"
 #include "fleet/lifeline.h"
 #include "fleet/mpirun.h"
+#include "fleet/rank_group.h"
 #include "gpu/visible_gpus.h"
 #include "io/subprocess.h"
 
@@ -31,9 +31,9 @@ namespace flotilla::app {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using fleet::Caller;
 using fleet::Order;
 using fleet::Socket;
+using Rank = fleet::RankGroup::Rank;
 using namespace std::chrono_literals;
 
 constexpr int kMostRanks = 1024;
@@ -42,8 +42,6 @@ constexpr double kMostGraceSeconds = 86400;
 constexpr auto kStartLimit = 300s;
 // After a fault, for the ranks' own watchdogs and for mpirun to end all.
 constexpr auto kFaultLimit = 15s;
-// From the order to leave to SIGKILL.
-constexpr auto kLeaveLimit = 5s;
 // Some launchers deliver a signal twice.
 constexpr auto kSameSignal = 200ms;
 constexpr int kLookEveryMs = 100;
@@ -64,116 +62,78 @@ Socket catch_signals() {
 class Controller {
  public:
   Controller(const ControlRequest& request, bool can_stop, const std::string& socket_name)
-      : request_(request), can_stop_(can_stop), listener_(fleet::listen_at(socket_name)) {}
+      : request_(request), can_stop_(can_stop), group_(socket_name) {}
 
   int run(const std::vector<std::string>& command, const fleet::Variables& variables);
 
  private:
-  struct Rank {
-    Socket socket;
-    pid_t pid = 0;
-    int number = -1;         // once it has spoken
-    std::optional<int> end;  // its own exit code
-    bool gone = false;
-  };
-
-  bool is_over() const;
   void wait_for_events();
-  void admit(Caller caller);
-  void hear(Rank& rank);
+  void admit_all();
+  void hear(size_t index);
   void note_fault();
   void take_signal(int signal);
   void keep_deadlines();
   void end_ranks(int code);
-  void kill_all();
-  void order_all(const Order& order);
 
-  int num_started() const;
+  int num_started() const { return static_cast<int>(group_.started().size()); }
   std::vector<int> missing_ranks() const;  // that have not spoken
   int result() const;
   int explain_loss() const;
 
   const ControlRequest request_;
   const bool can_stop_;
-  const Socket listener_;
+  fleet::RankGroup group_;
   const Socket signals_ = catch_signals();
-  std::optional<io::Process> mpirun_;
-  std::optional<int> mpirun_status_;
-  std::vector<Rank> ranks_;
-  std::optional<size_t> first_lost_;  // in ranks_: the first that left without an exit code
-  int64_t job_ = 0;                   // Open MPI's number
+  std::optional<size_t> first_lost_;  // in the group: the first that left without an exit code
   int signal_ = 0;                    // the first one
   std::optional<int> verdict_;        // of the rank that reported for all
   std::optional<int> decided_;        // this process ended the job with that code
   const Clock::time_point start_ = Clock::now();
-  std::optional<Clock::time_point> signal_at_, fault_at_, leave_at_;
+  std::optional<Clock::time_point> signal_at_, fault_at_;
 };
 
 int Controller::run(const std::vector<std::string>& command, const fleet::Variables& variables) {
-  // SIGTERM, should this process be killed: mpirun then still removes its own files.
-  mpirun_.emplace(command, /*read_output=*/false, /*death_signal=*/SIGTERM,
-                  fleet::to_entries(variables));
-  mpirun_->close_input();
+  group_.start(command, variables);
   log::info("run", "{} ranks through {}", request_.ranks, command.front());
-  while (!is_over()) {
+  while (!group_.over()) {
     wait_for_events();
-    if (!mpirun_status_ && (mpirun_status_ = mpirun_->wait(0))) note_fault();
+    group_.look();
+    if (group_.launcher_status()) note_fault();
     keep_deadlines();
   }
-  fleet::remove_leftovers(mpirun_->id(), job_);
   return result();
 }
 
-bool Controller::is_over() const {
-  return mpirun_status_ &&
-         std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.gone; });
-}
-
 void Controller::wait_for_events() {
-  std::vector<pollfd> events = {{listener_.get(), POLLIN, 0}, {signals_.get(), POLLIN, 0}};
-  for (const Rank& rank : ranks_) events.push_back({rank.gone ? -1 : rank.socket.get(), POLLIN, 0});
+  std::vector<pollfd> events = group_.events();
+  const size_t known = group_.ranks().size();
+  events.push_back({signals_.get(), POLLIN, 0});
   if (::poll(events.data(), events.size(), kLookEveryMs) <= 0) return;
-  for (size_t i = 0; i < ranks_.size(); ++i) {
-    if (events[i + 2].revents != 0) hear(ranks_[i]);
+  for (size_t i = 0; i < known; ++i) {
+    if (events[1 + i].revents != 0) hear(i);
   }
-  if (events[0].revents != 0) {
-    while (auto caller = fleet::accept_caller(listener_)) admit(std::move(*caller));
-  }
+  admit_all();
   signalfd_siginfo info{};
   while (::read(signals_.get(), &info, sizeof(info)) == sizeof(info))
     take_signal(static_cast<int>(info.ssi_signo));
 }
 
-void Controller::admit(Caller caller) {
-  const int fd = caller.socket.get();
-  ranks_.push_back({std::move(caller.socket), caller.pid, -1, std::nullopt, false});
-  fleet::send_welcome(fd, {STDOUT_FILENO, STDERR_FILENO});
-  if (signal_ != 0) fleet::send_order(fd, {Order::What::stop, signal_});
-  if (decided_) fleet::send_order(fd, {Order::What::leave, *decided_});
+void Controller::admit_all() {
+  const size_t known = group_.ranks().size();
+  group_.admit_all();
+  if (signal_ == 0) return;
+  for (size_t i = known; i < group_.ranks().size(); ++i)
+    fleet::send_order(group_.ranks()[i].orders.get(), {Order::What::stop, signal_});
 }
 
-void Controller::hear(Rank& rank) {
-  bool gone = false;
-  while (const auto report = fleet::receive_report(rank.socket.get(), gone)) {
-    switch (report->what) {
-      case JobReport::What::start:
-        rank.number = report->value;
-        job_ = report->detail;
-        break;
-      case JobReport::What::verdict:
-        if (!verdict_) verdict_ = report->value;
-        note_fault();
-        break;
-      case JobReport::What::end:
-        rank.end = report->value;
-        break;
-      case JobReport::What::words:  // the rank has logged them itself
-        break;
-    }
-  }
-  rank.gone = gone;
-  if (!gone || rank.end) return;
-  if (!first_lost_) first_lost_ = static_cast<size_t>(&rank - ranks_.data());
+void Controller::hear(size_t index) {
+  const bool has_left = group_.hear(index, [&](const JobReport& report, const std::string&) {
+    if (report.what != JobReport::What::verdict) return;
+    if (!verdict_) verdict_ = report.value;
+    note_fault();
+  });
+  if (!has_left || group_.ranks()[index].end) return;
+  if (!first_lost_) first_lost_ = index;
   note_fault();
 }
 
@@ -187,15 +147,12 @@ void Controller::take_signal(int signal) {
   if (signal_ != 0 || !can_stop_) return end_ranks(128 + signal);
   signal_ = signal;
   signal_at_ = now;
-  order_all({Order::What::stop, signal});
+  group_.order_all({Order::What::stop, signal});
 }
 
 void Controller::keep_deadlines() {
+  if (group_.is_ending()) return;
   const auto now = Clock::now();
-  if (leave_at_) {
-    if (now - *leave_at_ > kLeaveLimit) kill_all();
-    return;
-  }
   if (fault_at_ && now - *fault_at_ > kFaultLimit)
     return end_ranks(verdict_.value_or(exit_code(ErrorKind::communication)));
   if (signal_at_ && now - *signal_at_ > std::chrono::duration<double>(request_.grace_s)) {
@@ -213,36 +170,14 @@ void Controller::keep_deadlines() {
 
 void Controller::end_ranks(int code) {
   if (!decided_) decided_ = code;
-  if (!leave_at_) leave_at_ = Clock::now();
-  order_all({Order::What::leave, *decided_});
-  if (!mpirun_status_) ::kill(mpirun_->id(), SIGTERM);
-}
-
-// A process id cannot have gone to another process while its socket is open.
-void Controller::kill_all() {
-  for (const Rank& rank : ranks_) {
-    if (!rank.gone) ::kill(rank.pid, SIGKILL);
-  }
-  if (!mpirun_status_) mpirun_->kill();
-}
-
-void Controller::order_all(const Order& order) {
-  for (const Rank& rank : ranks_) {
-    if (!rank.gone) fleet::send_order(rank.socket.get(), order);
-  }
-}
-
-int Controller::num_started() const {
-  return static_cast<int>(std::count_if(ranks_.begin(), ranks_.end(),
-                                        [](const Rank& rank) { return rank.number >= 0; }));
+  group_.end_all(*decided_);
 }
 
 std::vector<int> Controller::missing_ranks() const {
+  const auto started = group_.started();
   std::vector<int> missing;
   for (int number = 0; number < request_.ranks; ++number) {
-    if (std::none_of(ranks_.begin(), ranks_.end(),
-                     [&](const Rank& rank) { return rank.number == number; }))
-      missing.push_back(number);
+    if (!std::binary_search(started.begin(), started.end(), number)) missing.push_back(number);
   }
   return missing;
 }
@@ -250,14 +185,14 @@ std::vector<int> Controller::missing_ranks() const {
 int Controller::result() const {
   if (decided_) return *decided_;
   if (num_started() == 0) {
-    const std::string words = mpirun_->errors();
-    fail(ErrorKind::machine,
-         fmt::format("mpirun did not start the ranks ({}){}{}",
-                     io::describe_status(*mpirun_status_), words.empty() ? "" : ": ", words));
+    const std::string words = group_.launcher_errors();
+    fail(ErrorKind::machine, fmt::format("mpirun did not start the ranks ({}){}{}",
+                                         io::describe_status(*group_.launcher_status()),
+                                         words.empty() ? "" : ": ", words));
   }
   // A rank that was lost first is the reason for what the others met, unless one has said more.
   if (verdict_ || first_lost_ || num_started() < request_.ranks) return explain_loss();
-  for (const Rank& rank : ranks_) {
+  for (const Rank& rank : group_.ranks()) {
     if (*rank.end != 0) return *rank.end;
   }
   return 0;
@@ -265,18 +200,20 @@ int Controller::result() const {
 
 int Controller::explain_loss() const {
   // mpirun ends all others a second after the first one's own error.
-  for (const Rank& rank : ranks_) {
+  for (const Rank& rank : group_.ranks()) {
     if (!verdict_ && rank.end.value_or(0) != 0) return *rank.end;
   }
   if (!verdict_ && signal_ != 0) return 128 + signal_;  // a batch system ended all of them
   if (!verdict_) {
     log::error(to_string(ErrorKind::communication), "{}",
-               first_lost_ ? fmt::format("rank {} ended (process {})", ranks_[*first_lost_].number,
-                                         ranks_[*first_lost_].pid)
-                           : fmt::format("{} of {} ranks never started",
-                                         request_.ranks - num_started(), request_.ranks));
+               first_lost_
+                   ? fmt::format("rank {} ended (process {})", group_.ranks()[*first_lost_].number,
+                                 group_.ranks()[*first_lost_].pid)
+                   : fmt::format("{} of {} ranks never started", request_.ranks - num_started(),
+                                 request_.ranks));
   }
-  const int killed_by = WIFEXITED(*mpirun_status_) ? WEXITSTATUS(*mpirun_status_) - 128 : 0;
+  const int status = *group_.launcher_status();
+  const int killed_by = WIFEXITED(status) ? WEXITSTATUS(status) - 128 : 0;
   if (first_lost_ && killed_by > 0 && killed_by < NSIG)
     log::warn("run", "mpirun saw a rank end by signal {} ({})", killed_by, strsignal(killed_by));
   return verdict_.value_or(exit_code(ErrorKind::communication));

@@ -1,9 +1,8 @@
-// The ranks of a fleet as its controller sees them: one mpirun, and for each rank a connection for
-// orders and reports (lifeline.h) and one for messages (frame.h). One thread uses it, and it never
-// waits for a single rank.
+// The ranks of a fleet as its controller sees them: a group (rank_group.h) in which each rank has a
+// second connection, for messages (frame.h). One thread uses it, and it never waits for a single
+// rank.
 #pragma once
 
-#include <chrono>
 #include <deque>
 #include <memory>
 #include <optional>
@@ -14,8 +13,7 @@
 #include "base/job_report.h"
 #include "fleet/control_socket.h"
 #include "fleet/frame.h"
-#include "fleet/mpirun.h"
-#include "io/subprocess.h"
+#include "fleet/rank_group.h"
 
 namespace flotilla::fleet {
 
@@ -40,9 +38,6 @@ class RankProcesses {
  public:
   // Opens the sockets. Errors: ErrorKind::machine.
   RankProcesses();
-  ~RankProcesses();  // finish()
-  RankProcesses(const RankProcesses&) = delete;
-  RankProcesses& operator=(const RankProcesses&) = delete;
 
   // Starts `command`. The calling thread must outlive it: mpirun ends with this thread.
   void start(const std::vector<std::string>& command, Variables variables);
@@ -51,51 +46,29 @@ class RankProcesses {
   void poll(RankListener& listener, int wake_fd);
 
   void send_all(const std::shared_ptr<const PackedFrame>& frame);
-  // To leave, or to stop the job at its next safe point.
-  void order_all(const Order& order);
-  // Ends all, however they are; within seconds over() holds.
-  void end_all(int exit_code);
-
-  // Kills what is left, and removes what it has left behind.
-  void finish();
-
-  // mpirun and all ranks have gone.
-  bool over() const;
-  // Of mpirun, as from waitpid(); nothing while it runs.
-  std::optional<int> launcher_status() const { return status_; }
-  std::string launcher_errors() const { return mpirun_ ? mpirun_->errors() : ""; }
-  // The numbers of the ranks that have started.
-  std::vector<int> started() const;
   // Of those whose process has ended or is stopped; seen before its connection tells.
   std::vector<int> not_running() const;
 
+  // Orders, their end, and what is known of all.
+  RankGroup& group() { return group_; }
+  const RankGroup& group() const { return group_; }
+
  private:
-  using Clock = std::chrono::steady_clock;
-  struct Rank {
-    pid_t pid = 0;
-    int number = -1;  // once it has spoken
-    Socket orders;
+  // With the rank of the same index in group().
+  struct Talk {
     Socket messages;
     FrameReader reader;
     std::deque<FrameSender> outgoing;
-    std::optional<int> end;  // its own exit code
-    bool gone = false;
   };
 
-  void accept_all();
-  void hear(Rank& rank, RankListener& listener);
-  void read_frames(Rank& rank, RankListener& listener, bool to_the_end);
-  void kill_all();
+  void accept_messages();
+  void hear(size_t index, RankListener& listener);
+  void read_frames(size_t index, RankListener& listener, bool to_the_end);
 
-  std::string name_ = new_socket_name();
-  Socket order_listener_;
+  const std::string name_ = new_socket_name();
+  RankGroup group_{name_};
   Socket message_listener_;
-  std::optional<io::Process> mpirun_;
-  std::optional<int> status_;
-  std::vector<std::unique_ptr<Rank>> ranks_;
-  int64_t job_ = 0;  // Open MPI's number
-  std::optional<int> exit_code_;
-  std::optional<Clock::time_point> end_at_;
+  std::deque<Talk> talks_;
 };
 
 }  // namespace flotilla::fleet

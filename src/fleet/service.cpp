@@ -183,18 +183,18 @@ void Service::abandon(const std::shared_ptr<ServedJob>& job) {
 void Service::serve(const std::vector<std::string>& command, const Variables& variables) {
   try {
     processes_.start(command, variables);
-    while (!processes_.over()) step();
+    while (!processes_.group().over()) step();
   } catch (...) {
     const Error error = comm::current_error();
     poison(error.kind(), {}, error.what());
     try {
-      while (!processes_.over()) processes_.poll(*this, wake_.get());
+      while (!processes_.group().over()) processes_.poll(*this, wake_.get());
     } catch (const std::exception& again) {
       log::error("fleet", "{}", again.what());
     }
   }
   settle_fault();
-  processes_.finish();
+  processes_.group().finish();
   const std::lock_guard lock(mutex_);
   over_ = true;
   changed_.notify_all();
@@ -203,7 +203,7 @@ void Service::serve(const std::vector<std::string>& command, const Variables& va
 void Service::step() {
   processes_.poll(*this, wake_.get());
   take_requests();
-  if (processes_.launcher_status()) note_fault();
+  if (processes_.group().launcher_status()) note_fault();
   keep_deadlines();
 }
 
@@ -213,20 +213,20 @@ void Service::take_requests() {
   std::unique_lock lock(mutex_);
   for (const auto& frame : std::exchange(outbox_, {})) processes_.send_all(frame);
   if (const int signal = std::exchange(cancel_signal_, 0); signal != 0)
-    processes_.order_all({Order::What::cancel, num_jobs_, signal});
+    processes_.group().order_all({Order::What::cancel, num_jobs_, signal});
   if (!shutdown_wanted_ || state_ == State::closing || state_ == State::poisoned) return;
   const bool was_ready = std::exchange(state_, State::closing) == State::ready;
   const bool stops = job_ && !job_->end;
   lock.unlock();
   closing_at_ = Clock::now();
-  if (!was_ready) return processes_.end_all(exit_code(ErrorKind::stopped));
-  if (stops) processes_.order_all({Order::What::stop, SIGTERM});
+  if (!was_ready) return processes_.group().end_all(exit_code(ErrorKind::stopped));
+  if (stops) processes_.group().order_all({Order::What::stop, SIGTERM});
   processes_.send_all(std::make_shared<PackedFrame>(FrameKind::leave, Message()));
 }
 
 void Service::keep_deadlines() {
   if (closing_at_ && seconds_since(*closing_at_) > options_.grace_s)
-    processes_.end_all(exit_code(ErrorKind::stopped));
+    processes_.group().end_all(exit_code(ErrorKind::stopped));
   if (fault_at_ && (words_ || Clock::now() - *fault_at_ > kWordsLimit)) settle_fault();
   std::unique_lock lock(mutex_);
   if (state_ == State::starting && seconds_since(start_) > options_.start_timeout_s) {
@@ -242,7 +242,7 @@ void Service::keep_deadlines() {
 
 // Which ranks did not come, and how far they got.
 std::string Service::missing_text() const {
-  const auto started = processes_.started();
+  const auto started = processes_.group().started();
   std::vector<int> silent, slow;
   for (int rank = 0; rank < options_.ranks; ++rank) {
     if (set_up_.count(rank) != 0) continue;
@@ -270,10 +270,10 @@ void Service::settle_fault() {
   if (words_) return poison(words_->kind, words_->at_fault, words_->text);
   // Those that follow the first one are ended by mpirun.
   if (!lost_text_.empty()) return poison(ErrorKind::communication, known(lost_), lost_text_);
-  const auto status = processes_.launcher_status();
+  const auto status = processes_.group().launcher_status();
   if (!status) return;
-  const std::string errors = processes_.launcher_errors();
-  const bool came_up = !processes_.started().empty();
+  const std::string errors = processes_.group().launcher_errors();
+  const bool came_up = !processes_.group().started().empty();
   poison(came_up ? ErrorKind::communication : ErrorKind::machine, {},
          fmt::format("mpirun ended ({}){}{}", io::describe_status(*status),
                      errors.empty() ? "" : ": ", errors));
@@ -289,7 +289,7 @@ void Service::poison(ErrorKind kind, std::vector<int> ranks, std::string text) {
       changed_.notify_all();
     }
   }
-  processes_.end_all(exit_code(kind));
+  processes_.group().end_all(exit_code(kind));
 }
 
 void Service::on_frame(int rank, Frame frame, int64_t bytes) {
