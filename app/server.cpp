@@ -33,7 +33,7 @@ constexpr int kLookEveryMs = 100;
 constexpr size_t kMostClients = 64;
 constexpr size_t kMostListed = 1000;
 // Events that a client has not read: a job has a few hundred of some hundred bytes, and previews of
-// at most 256 KiB.
+// at most 260 KiB.
 constexpr size_t kMostUnread = size_t{4} << 20;
 
 double seconds_since(std::chrono::steady_clock::time_point start) {

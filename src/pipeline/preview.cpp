@@ -17,7 +17,7 @@ namespace flotilla::pipeline {
 namespace {
 
 // Keeps an event far below the 1 MiB of a line (docs/commands/serve.md), whatever the picture: it
-// has 192 KiB of pixels at most, 256 KiB as text.
+// has 192 KiB of pixels at most, which are 257 KiB as text when nothing can be compressed.
 constexpr int64_t kLongestSide = 256;
 
 // Height and width of the picture of a clip of this size.

@@ -110,6 +110,8 @@ TEST_F(JobRunnerTest, AWrongJobCostsItselfOnly) {
   }
   expect_refused<Refused>(start(fleet, "two.y4m", "", json{"everything"}), ErrorKind::config,
                           "everything");
+  expect_refused<Refused>(fleet.stream(json{{"job_yaml", job("two.y4m")}, {"preview_every", 0}}),
+                          ErrorKind::config, "preview_every 0");
   read_all(start(fleet, "two.y4m"));
   EXPECT_EQ(file("one.y4m"), file("two.y4m"));
 }
