@@ -17,8 +17,9 @@ function(flotilla_room name)
   endif()
 endfunction()
 
-# flotilla_test(<name> SOURCES ... LINKS ... [LABEL unit|golden|slow|gpu])
-# One GoogleTest program; its cases appear one by one in CTest.
+# flotilla_test(<name> SOURCES ... LINKS ... [LABEL unit|golden|slow|gpu|mpi2|mpi4])
+# One GoogleTest program; its cases appear one by one in CTest. Those that start ranks (mpi*) run one
+# at a time, since they count seconds, but beside others.
 function(flotilla_test name)
   cmake_parse_arguments(ARG "NO_TORCH" "LABEL;TIMEOUT" "SOURCES;LINKS" ${ARGN})
   if(NOT ARG_LABEL)
@@ -39,8 +40,12 @@ function(flotilla_test name)
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
   target_compile_definitions(${name} PRIVATE
     FLOTILLA_SOURCE_DIR="${PROJECT_SOURCE_DIR}" FLOTILLA_BINARY_DIR="${PROJECT_BINARY_DIR}")
+  set(lock)
+  if(ARG_LABEL MATCHES "^mpi")
+    set(lock RESOURCE_LOCK ranks)
+  endif()
   gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 120
-    PROPERTIES LABELS ${ARG_LABEL} TIMEOUT ${ARG_TIMEOUT})
+    PROPERTIES LABELS ${ARG_LABEL} TIMEOUT ${ARG_TIMEOUT} ${lock})
 endfunction()
 
 # flotilla_mpi_test(<name> RANKS 2 4 ... SOURCES ... LINKS ... [TIMEOUT s])
