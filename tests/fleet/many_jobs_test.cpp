@@ -115,10 +115,12 @@ TEST_F(ManyJobsTest, MemoryAndResultsStayAsTheyWere) {
     if (job + 1 == kSettled) settled = held;
   }
   ASSERT_EQ(held.size(), 2U);
+#ifndef __SANITIZE_ADDRESS__  // which keeps what was freed
   for (size_t rank = 0; rank < held.size(); ++rank) {
     EXPECT_LT(held[rank], 1.01 * settled[rank]) << "rank " << rank;
     EXPECT_GT(held[rank], 0.5 * settled[rank]) << "rank " << rank << ": not measured";
   }
+#endif
   RecordProperty("bytes_after_job_5", fmt::format("{:.0f}", settled[0]));
   RecordProperty("bytes_after_job_50", fmt::format("{:.0f}", held[0]));
 }
