@@ -86,9 +86,6 @@ class Phases {
   // of ranks of one machine can be compared.
   double elapsed_s() const { return seconds_since(start_); }
   double start_time_s() const { return start_time_s_; }
-  // Weight bytes read from files that ModelFiles does not hold (the text encoder).
-  void add_bytes_read(int64_t bytes) { bytes_read_ += bytes; }
-  int64_t bytes_read() const { return bytes_read_; }
   // What went to other ranks, and the seconds that it took.
   void add_exchange(int64_t bytes, double seconds) {
     exchange_bytes_ += bytes;
@@ -144,7 +141,6 @@ class Phases {
   PeakMemory between_;  // most outside of phases
   bool counts_host_peaks_ = false;
   std::map<std::string, std::vector<double>> steps_;
-  int64_t bytes_read_ = 0;
   int64_t exchange_bytes_ = 0;
   double exchange_s_ = 0.0;
   std::optional<bool> truncated_;

@@ -36,7 +36,7 @@ Json report_of(const PreparedJob& prepared, const Phases& phases, int rank) {
                  {"memory", Json::object()},
                  {"start_time_s", phases.start_time_s()},
                  {"steps", phases.steps()},
-                 {"bytes_read", prepared.files->bytes_read() + phases.bytes_read()},
+                 {"bytes_read", prepared.files->bytes_read()},
                  {"peak_host_bytes", most.host_bytes.value_or(0)},
                  {"peak_device_bytes", most.device_bytes},
                  {"exchange_bytes", phases.exchange_bytes()},
