@@ -18,8 +18,8 @@ function(flotilla_room name)
 endfunction()
 
 # flotilla_test(<name> SOURCES ... LINKS ... [LABEL unit|golden|slow|gpu|mpi2|mpi4])
-# One GoogleTest program; its cases appear one by one in CTest. Those that start ranks (mpi*) run one
-# at a time, since they count seconds, but beside others.
+# One GoogleTest program; its cases appear one by one in CTest. Those that start ranks (mpi*, slow) run
+# one at a time, since they count seconds and what is left behind, but beside others.
 function(flotilla_test name)
   cmake_parse_arguments(ARG "NO_TORCH" "LABEL;TIMEOUT" "SOURCES;LINKS" ${ARGN})
   if(NOT ARG_LABEL)
@@ -41,7 +41,7 @@ function(flotilla_test name)
   target_compile_definitions(${name} PRIVATE
     FLOTILLA_SOURCE_DIR="${PROJECT_SOURCE_DIR}" FLOTILLA_BINARY_DIR="${PROJECT_BINARY_DIR}")
   set(lock)
-  if(ARG_LABEL MATCHES "^mpi")
+  if(ARG_LABEL MATCHES "^(mpi|slow)")
     set(lock RESOURCE_LOCK ranks)
   endif()
   gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 120
