@@ -11,13 +11,13 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <set>
 #include <string>
 #include <thread>
 #include <tuple>
 
 #include "io/subprocess.h"
 #include "support/golden.h"
+#include "support/left_memory.h"
 #include "support/temp_dir.h"
 
 namespace flotilla {
@@ -34,15 +34,6 @@ struct Outcome {
   double seconds = 0;
   int errors = 0;  // lines of ours that report one
 };
-
-std::set<std::string> shared_memory_names() {
-  std::set<std::string> names;
-  for (const auto& entry : fs::directory_iterator("/dev/shm")) {
-    const std::string name = entry.path().filename().string();
-    if (name.starts_with("flotilla.")) names.insert(name);
-  }
-  return names;
-}
 
 class JobFaultTest : public ::testing::Test {
  protected:
@@ -72,7 +63,7 @@ class JobFaultTest : public ::testing::Test {
 
   // `ranks` 0: without a launcher.
   Outcome run(int ranks, const std::string& fault, const std::string& options = "") {
-    const auto before = shared_memory_names();
+    const auto before = test::left_shared_memory();
     const std::string command =
         fmt::format("FLOTILLA_TEST_FAULT='{}' timeout -s KILL 100 {} {} run {} {} 2>&1", fault,
                     ranks == 0 ? "" : fmt::format("{} -n {}", FLOTILLA_MPIEXEC, ranks),
@@ -90,7 +81,7 @@ class JobFaultTest : public ::testing::Test {
     for (int i = 0; i < 50 && left_processes() > 0; ++i)
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
     EXPECT_EQ(left_processes(), 0);
-    EXPECT_EQ(shared_memory_names(), before);
+    EXPECT_EQ(test::left_shared_memory(), before);
     return outcome;
   }
 

@@ -8,9 +8,10 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <filesystem>
 #include <set>
 #include <string>
+
+#include "support/left_memory.h"
 
 namespace flotilla::comm {
 
@@ -41,20 +42,11 @@ inline Outcome run_ranks(int ranks, const std::string& fault, const std::string&
   return outcome;
 }
 
-inline std::set<std::string> shared_memory_names() {
-  std::set<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) {
-    const std::string name = entry.path().filename().string();
-    if (name.starts_with("flotilla.")) names.insert(name);
-  }
-  return names;
-}
-
 // Nothing of ours may stay in /dev/shm.
 class FaultTest : public testing::Test {
  protected:
-  void TearDown() override { EXPECT_EQ(shared_memory_names(), before_); }
-  std::set<std::string> before_ = shared_memory_names();
+  void TearDown() override { EXPECT_EQ(test::left_shared_memory(), before_); }
+  std::set<std::string> before_ = test::left_shared_memory();
 };
 
 // As in the test presets: also as root, with more ranks than cores.
